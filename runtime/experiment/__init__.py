@@ -1,0 +1,1 @@
+"""What is trained: experiment files, their knobs, their sources, their identity."""

@@ -1,0 +1,1 @@
+"""The standard modules: what experiment files are made of."""

@@ -1,0 +1,231 @@
+"""The verbs of the stack on one machine: up, down, status."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infra.local.environment import MARKER, service_environment
+from infra.local.errors import ServiceError, StackError
+from infra.local.logs import last_lines
+from infra.local.ports import Ports, require_free
+from infra.local.processes import Process, processes, send, wait_until
+from infra.local.services import POOL, SERVICES, Service
+from infra.local.supervision import ServiceState, Supervisor
+
+if TYPE_CHECKING:
+    from infra.local.directory import DataDirectory
+
+__all__ = ["ServiceStatus", "down", "status", "up"]
+
+Say = Callable[[str], None]
+
+# The first start of Prefect makes its database and compiles its modules; a busy machine takes its time.
+UP_TIMEOUT_S = 180.0
+# Runs in flight save within their notice (20 s unless set); Prefect's own grace is 30.
+SAVE_TIMEOUT_S = 35.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One service as `status` tells it. `problem` is unset when it is well."""
+
+    service: Service
+    state: ServiceState | None
+    problem: str | None
+    url: str | None
+
+
+def up(
+    directory: DataDirectory,
+    *,
+    ports: Ports,
+    environ: Mapping[str, str],
+    say: Say,
+) -> bool:
+    """Start everything and wait until each service is well; false when it was up already.
+
+    Raises:
+        StackError: a port is not free, or the stack is up on other ports; nothing was started.
+        ServiceError: a service does not come up; what did stays up, for its log to be read.
+    """
+    directory.create()
+    with directory.locked():
+        supervisor = Supervisor(directory)
+        if supervisor.pid() is not None:
+            _require_same(directory, ports)
+            already = all(state.state == "running" for state in supervisor.states().values())
+        else:
+            already = False
+            _start_supervisor(directory, supervisor, ports=ports, environ=environ, say=say)
+        _start(directory, supervisor, SERVICES[:3], say=say)
+        if not already:
+            _deploy(directory, environ)
+        _start(directory, supervisor, SERVICES[3:], say=say)
+    return not already
+
+
+def down(directory: DataDirectory, *, say: Say, save_timeout_s: float = SAVE_TIMEOUT_S) -> int:
+    """Stop everything; runs in flight save first, and the next `up` resumes them.
+
+    Returns how many processes had to be killed.
+
+    Raises:
+        ServiceError: when a process stays all the same.
+    """
+    if not directory.path.is_dir():
+        return 0
+    with directory.locked():
+        return _stop(directory, say=say, save_timeout_s=save_timeout_s)
+
+
+def status(directory: DataDirectory) -> list[ServiceStatus]:
+    """Every service, asked whether it is well."""
+    states = Supervisor(directory).states()
+    return [_status(directory, service, states.get(service.name)) for service in SERVICES]
+
+
+def _status(directory: DataDirectory, service: Service, state: ServiceState | None) -> ServiceStatus:
+    if state is None or state.pid is None:
+        problem: str | None = "is not up" if state is None else f"is {state.state}"
+    else:
+        problem = service.check(directory)
+    return ServiceStatus(service, state, problem, service.url(directory))
+
+
+def _require_same(directory: DataDirectory, ports: Ports) -> None:
+    if (current := directory.ports()) != ports:
+        raise StackError(
+            f"the stack in {directory.path} is up on other ports (Prefect {current.prefect}, "
+            f"Metrics {current.metrics}, S3 {current.s3}): stop it first with slugline down"
+        )
+
+
+def _start_supervisor(
+    directory: DataDirectory, supervisor: Supervisor, *, ports: Ports, environ: Mapping[str, str], say: Say
+) -> None:
+    if processes(directory):
+        say("services of an earlier stack run on without their supervisor: stopping them first")
+        _stop(directory, say=say, save_timeout_s=SAVE_TIMEOUT_S)
+    require_free(ports)
+    for service in SERVICES:
+        # What is not installed is said before anything starts.
+        service.command(directory)
+    directory.remember(ports)
+    supervisor.configure(SERVICES)
+    supervisor.start({**environ, MARKER: str(directory.path)})
+    if not wait_until(lambda: supervisor.pid() is not None, timeout_s=10.0):
+        raise ServiceError(f"the supervisor does not answer: see {directory.log('supervisor')}")
+
+
+def _start(
+    directory: DataDirectory, supervisor: Supervisor, services: tuple[Service, ...], *, say: Say
+) -> None:
+    """Start some services side by side and wait until all of them are well."""
+    began = time.monotonic()
+    for service in services:
+        supervisor.start_service(service.name)
+    for service in services:
+        _wait_well(directory, supervisor, service, deadline=began + UP_TIMEOUT_S)
+        say(f"{service.title} is up after {time.monotonic() - began:.1f} s")
+
+
+def _deploy(directory: DataDirectory, environ: Mapping[str, str]) -> None:
+    """Have the work pool and the deployment made: the worker serves nothing without them."""
+    log = directory.log("deploy")
+    with log.open("wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "flows.deploy", "--pool", POOL],
+            env=service_environment(directory, environ),
+            cwd=directory.path,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode != 0:
+        last = "".join(last_lines(log, 1))
+        raise ServiceError(f"the deployment cannot be made: {last or done.returncode}: see {log}")
+
+
+def _wait_well(
+    directory: DataDirectory, supervisor: Supervisor, service: Service, *, deadline: float
+) -> None:
+    problem: str | None = None
+
+    def settled() -> bool:
+        nonlocal problem
+        state = supervisor.states().get(service.name)
+        problem = _status(directory, service, state).problem
+        if problem is None and state is not None and state.state != "running":
+            # It may still fall over: the supervisor calls it running after a few seconds.
+            problem = f"is {state.state}"
+        return problem is None or (state is not None and state.state in {"fatal", "backoff"})
+
+    wait_until(settled, timeout_s=deadline - time.monotonic(), every_s=0.2)
+    if problem is not None:
+        raise ServiceError(
+            f"{service.name} does not come up: it {problem}: see {directory.log(service.name)}"
+        )
+
+
+def _stop(directory: DataDirectory, *, say: Say, save_timeout_s: float) -> int:
+    supervisor = Supervisor(directory)
+    supervised = supervisor.pid() is not None
+    if supervised:
+        # Nothing new may start: neither from the queue nor as a resume of what ends now.
+        supervisor.stop_service("rescue")
+        supervisor.stop_service("worker")
+    killed = _stop_runs(directory, supervisor, say=say, timeout_s=save_timeout_s)
+    if supervised:
+        for service in reversed(SERVICES[:3]):
+            supervisor.stop_service(service.name)
+        supervisor.shut_down()
+    elif left := processes(directory):
+        send(left, signal.SIGTERM)
+    if not wait_until(lambda: not processes(directory), timeout_s=15.0):
+        left = processes(directory)
+        killed += len(left)
+        send(left, signal.SIGKILL)
+    _require_gone(directory)
+    return killed
+
+
+def _stop_runs(directory: DataDirectory, supervisor: Supervisor, *, say: Say, timeout_s: float) -> int:
+    """End the runs in flight: each flow process is told, its trainer saves; what stays is killed."""
+
+    def runs() -> list[Process]:
+        kept = {state.pid for state in supervisor.states().values()} | {supervisor.pid()}
+        return [
+            process for process in processes(directory) if process.pid not in kept and not _stands(process)
+        ]
+
+    in_flight = runs()
+    if not in_flight:
+        return 0
+    flows = [process for process in in_flight if process.is_flow]
+    say(f"{len(flows)} run(s) in flight: waiting up to {timeout_s:.0f} s for their last checkpoint")
+    send(flows or in_flight, signal.SIGTERM)
+    wait_until(lambda: not runs(), timeout_s=timeout_s)
+    left = runs()
+    send(left, signal.SIGKILL)
+    return len(left)
+
+
+def _stands(process: Process) -> bool:
+    """Whether it is one of the servers that runs need to save: they go last."""
+    line = " ".join(process.command)
+    return any(
+        part in line for part in ("weed mini", "prefect server", "infra.server", "supervisor.supervisord")
+    )
+
+
+def _require_gone(directory: DataDirectory) -> None:
+    if not wait_until(lambda: not processes(directory), timeout_s=10.0):
+        left = ", ".join(f"{process.pid} ({process.command[0]})" for process in processes(directory))
+        raise ServiceError(f"processes of the stack in {directory.path} do not end: {left}: end them by hand")

@@ -1,0 +1,93 @@
+"""infra.local.directory: one folder, this user's alone, with keys that stay."""
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from infra.local.directory import DataDirectory, default_data_directory
+from infra.local.errors import StackError
+from infra.local.ports import Ports
+
+
+@pytest.fixture
+def directory(tmp_path):
+    made = DataDirectory.at(tmp_path / "data")
+    made.create()
+    return made
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_keys_are_readable_by_this_user_alone(directory):
+    assert mode(directory.path) == 0o700
+    assert mode(directory.path / "secrets.json") == 0o600
+    assert mode(directory.identities) == 0o600
+
+
+def test_keys_are_made_once_and_differ_between_directories(directory, tmp_path):
+    keys = directory.secrets()
+    directory.create()
+    assert directory.secrets() == keys
+    other = DataDirectory.at(tmp_path / "other")
+    other.create()
+    assert other.secrets() != keys
+
+
+def test_the_s3_server_knows_exactly_these_keys(directory):
+    (identity,) = msgspec.json.decode(directory.identities.read_bytes())["identities"]
+    keys = directory.secrets()
+    assert identity["credentials"] == [{"accessKey": keys.s3_access_key, "secretKey": keys.s3_secret_key}]
+
+
+def test_keys_are_hidden_in_repr(directory):
+    keys = directory.secrets()
+    assert keys.s3_secret_key not in repr(keys)
+
+
+def test_ports_are_remembered(directory):
+    assert directory.ports() == Ports()
+    directory.remember(Ports(prefect=1, metrics=2, s3=3))
+    assert DataDirectory.at(directory.path).ports() == Ports(prefect=1, metrics=2, s3=3)
+
+
+def test_ports_that_were_edited_into_nonsense_are_named(directory):
+    (directory.path / "stack.json").write_text('{"ports":{"s3":"x"}}')
+    with pytest.raises(StackError, match=r"stack.json does not hold the ports: .*: correct it or remove it"):
+        directory.ports()
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
+    with pytest.raises(
+        StackError, match=r"path is too long for a unix socket: .* at most 91 bytes with --data"
+    ):
+        DataDirectory.at(tmp_path / ("d" * 100))
+
+
+def test_a_file_is_no_data_directory(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StackError, match="is not a directory"):
+        DataDirectory.at(tmp_path / "file")
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        StackError, match=r"cannot be written: .*: Not a directory: choose another with --data"
+    ):
+        DataDirectory(tmp_path / "file" / "below").create()
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"SLUGLINE_DATA": "/a/b", "XDG_DATA_HOME": "/x"}, Path("/a/b")),
+        ({"XDG_DATA_HOME": "/x"}, Path("/x/slugline")),
+        ({}, Path.home() / ".local/share/slugline"),
+    ],
+)
+def test_where_the_data_directory_is_unless_told(environ, expected):
+    assert default_data_directory(environ) == expected

@@ -9,20 +9,27 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from runtime.experiment.model import Batch as Batch
-from runtime.experiment.model import Evaluation as Evaluation
-from runtime.experiment.model import Experiment as Experiment
-from runtime.experiment.model import Loader as Loader
-from runtime.experiment.model import Reached as Reached
-from runtime.experiment.model import Stage as Stage
-from runtime.training.metrics import metric as metric
+from runtime.experiment.model import Batch, Evaluation, Experiment, Loader, Reached, Stage
+from runtime.training.metrics import metric
 
 if TYPE_CHECKING:
-    from runtime.std import data as data
-    from runtime.std import digits as digits
-    from runtime.std import models as models
-    from runtime.std import optim as optim
-    from runtime.std import text as text
+    from runtime.std import data, digits, models, optim, text
+
+
+__all__ = [
+    "Batch",
+    "Evaluation",
+    "Experiment",
+    "Loader",
+    "Reached",
+    "Stage",
+    "data",
+    "digits",
+    "metric",
+    "models",
+    "optim",
+    "text",
+]
 
 
 def __getattr__(name: str) -> Any:

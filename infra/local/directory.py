@@ -95,6 +95,11 @@ class DataDirectory:
         """The Metrics server's own directory; it keeps its key in `key`."""
         return self.path / "metrics"
 
+    @property
+    def runs(self) -> Path:
+        """Where runs keep their event files and logs; what counts of them is at their locations too."""
+        return self.path / "runs"
+
     def log(self, service: str) -> Path:
         """The file that a service's output goes to."""
         return self.path / "logs" / f"{service}.log"
@@ -103,7 +108,7 @@ class DataDirectory:
         """Make the directory, readable by this user alone, with its keys; what is there stays."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for name in ("logs", "prefect", "s3", "metrics"):
+            for name in ("logs", "prefect", "s3", "metrics", "runs"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             with self.locked():
                 self._create_keys()

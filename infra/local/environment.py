@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infra.local.directory import BUCKET
 from infra.local.errors import StackError
 from infra.local.ports import HOST, Ports
 
@@ -78,6 +79,10 @@ def service_environment(directory: DataDirectory, environ: Mapping[str, str]) ->
         **client_environment(directory, environ),
         **_QUIET,
         MARKER: str(directory.path),
+        # A run that is scheduled without these keeps everything in this stack.
+        "SLUGLINE_LOCATION": f"s3://{BUCKET}",
+        "SLUGLINE_TARGETS": "syvain",
+        "SLUGLINE_WORK_DIR": str(directory.runs),
         "AWS_EC2_METADATA_DISABLED": "true",
         # The store gives memory back instead of keeping 2 GiB after a gigabyte was uploaded.
         "GOMEMLIMIT": "600MiB",

@@ -1,0 +1,87 @@
+"""Schedules: an experiment run again and again by a cron expression, each time under a slug of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
+
+from flows.server import FLOW
+from runtime.errors import Rejected, Unavailable
+
+if TYPE_CHECKING:
+    from flows.parameters import TrainParameters
+
+__all__ = ["check_cron", "schedule_cron"]
+
+
+def check_cron(cron: str) -> None:
+    """Check a cron expression.
+
+    Raises:
+        Rejected: it is none.
+    """
+    try:
+        CronSchedule(cron=cron, timezone="UTC")
+    except ValueError as error:
+        raise Rejected(
+            f'cron must be five fields (minute hour day month weekday), got {cron!r}: try "0 3 * * *"'
+        ) from error
+
+
+def schedule_cron(parameters: TrainParameters, *, cron: str, template: str = f"{FLOW}/train") -> str:
+    """Run the experiment whenever `cron` (UTC) says so, and return the page of the schedule.
+
+    The schedule is a deployment that is named by `parameters.slug`, a copy of `template`; its runs are called
+    `<slug>-<scheduled time>`. Scheduling the same name again replaces it.
+
+    Raises:
+        Rejected: the expression is none, the slug is missing or cannot name a deployment.
+        Unavailable: the Prefect server cannot be reached.
+    """
+    check_cron(cron)
+    name = parameters.slug
+    if not name or any(mark in name for mark in "/%&><"):
+        raise Rejected(f"a schedule's slug must be set and hold none of / % & > <, got {name!r}")
+    try:
+        with get_client(sync_client=True) as client:
+            deployment_id = _create(client, template, name=name, cron=cron, parameters=parameters)
+    except (httpx.TransportError, PrefectHTTPStatusError) as error:
+        raise Unavailable(
+            f"the Prefect server at {PREFECT_API_URL.value()} does not answer: {error}"
+        ) from error
+    base = PREFECT_UI_URL.value() or str(PREFECT_API_URL.value()).removesuffix("/api")
+    return f"{base}/deployments/deployment/{deployment_id}"
+
+
+def _create(
+    client: SyncPrefectClient, template: str, *, name: str, cron: str, parameters: TrainParameters
+) -> Any:
+    try:
+        like = client.read_deployment_by_name(template)
+    except ObjectNotFound as error:
+        raise Rejected(f"there is no deployment {template}: make it with `python -m flows.deploy`") from error
+    when = DeploymentScheduleCreate(schedule=CronSchedule(cron=cron, timezone="UTC"))
+    return client.create_deployment(
+        flow_id=like.flow_id,
+        name=name,
+        schedules=[when],
+        # Its runs make their own slugs, of this deployment's name and the scheduled time.
+        parameters={"parameters": replace(parameters, slug=None).to_json()},
+        description=f"{parameters.experiment}, at {cron} (UTC)",
+        entrypoint=like.entrypoint,
+        path=like.path,
+        pull_steps=like.pull_steps,
+        work_pool_name=like.work_pool_name,
+        work_queue_name=like.work_queue_name,
+        job_variables=like.job_variables,
+        parameter_openapi_schema=like.parameter_openapi_schema,
+        enforce_parameter_schema=like.enforce_parameter_schema,
+        tags=like.tags,
+    )

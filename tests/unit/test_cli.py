@@ -1,0 +1,98 @@
+"""flows.cli: a mistake is one line and exit 2, whatever it is, and help costs nothing."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SLUGLINE = Path(sys.executable).with_name("slugline")
+
+
+def slugline(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SLUGLINE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", **env},
+    )
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    path = tmp_path / "experiment.py"
+    path.write_text("")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["tarin"], "No such command 'tarin'"),
+        (["up", "--port-s3", "x"], "--port-s3"),
+        (["up", "--port-s3", "70000"], "port 70000 (S3) is not within 1 to 65535"),
+        (["up", "--nope"], "No such option: --nope"),
+        (["logs", "s4"], "no service is called 's4': choose of s3, prefect, metrics, worker, rescue"),
+        (["train"], "Missing argument 'FILE'"),
+        (["train", "/none.py"], "there is no experiment file /none.py"),
+        (["train", "/etc/hostname"], "an experiment file ends in .py, got hostname"),
+        (["train", "FILE", "--knob", "width"], "--knob takes NAME=VALUE, got 'width'"),
+        (["train", "FILE", "--knob", "=3"], "--knob takes NAME=VALUE, got '=3'"),
+        (["train", "FILE", "--steps", "0"], "steps must be a whole number of at least 1, got 0"),
+        (["train", "FILE", "--gpus", "-1"], "gpus must be a whole number of at least 0, got -1"),
+        (["train", "FILE", "--notice", "60"], "notice_s must be above 0 and at most 25, got 60"),
+        (["train", "FILE", "--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),
+        (["train", "FILE", "--location", "here"], "location must be s3://bucket/prefix or an absolute path"),
+        (["train", "FILE", "--slug", ""], "slug must have 1 to 200 characters, got 0"),
+        (["train", "FILE", "--cron", "* * * * *", "-f"], "--follow follows one run"),
+        (["train", "FILE"], "is not up: start it with slugline up"),
+        (["resume", "some-slug"], "is not up: start it with slugline up"),
+        (["cancel", "some-slug"], "is not up: start it with slugline up"),
+        (["list"], "is not up: start it with slugline up"),
+        (["list", "--limit", "0"], "--limit"),
+        (["env"], "there is no stack in"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_and_exit_2(arguments, says, experiment, tmp_path):
+    given = [experiment if argument == "FILE" else argument for argument in arguments]
+    result = slugline(*given, SLUGLINE_DATA=str(tmp_path / "data"))
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("slugline: ")
+    assert says in line
+
+
+def test_down_where_nothing_ever_ran_is_fine(tmp_path):
+    result = slugline("down", "--data", str(tmp_path / "none"))
+    assert (result.returncode, result.stderr) == (0, "the stack is down\n")
+    assert not (tmp_path / "none").exists()
+
+
+def test_status_where_nothing_ever_ran_says_so(tmp_path):
+    result = slugline("status", "--data", str(tmp_path / "none"))
+    assert result.returncode == 1
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
+        [name, "down"] for name in ("s3", "prefect", "metrics", "worker", "rescue")
+    ]
+
+
+def test_help_loads_neither_torch_nor_prefect_and_is_quick():
+    code = (
+        "import sys, flows.cli\n"
+        "try: flows.cli.main(['train', '--help'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "loaded = {'torch', 'prefect', 'boto3', 'httpx', 'numpy'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    # The best of three: other tests share the machine.
+    assert min(_seconds("--help") for _ in range(3)) < 0.5
+
+
+def _seconds(*arguments: str) -> float:
+    began = time.perf_counter()
+    slugline(*arguments)
+    return time.perf_counter() - began

@@ -17,15 +17,15 @@ from sexpgpu import Evaluation, Experiment, Stage, data, digits, metric, models,
 class Knobs:
     steps: int = 1000
     batch_size: int = 64
-    width: int = 256
-    dropout: float = 0.2
+    channels: int = 32
+    dropout: float = 0.3
     peak_lr: float = 3e-3
     eval_every: int = 200
     checkpoint_every: int = 200
     seed: int = 0
 
 
-VARIANTS = {"tiny": Knobs(steps=60, width=32, eval_every=20, checkpoint_every=20)}
+VARIANTS = {"tiny": Knobs(steps=60, channels=8, eval_every=20, checkpoint_every=20)}
 
 
 def loss(model: nn.Module, examples: tuple[Tensor, Tensor]) -> Tensor:
@@ -39,7 +39,7 @@ def experiment(knobs: Knobs) -> Experiment:
     train, held_out = digits.load(held_out=0.2)
     all_held_out = data.InOrder(held_out, batch_size=128)
     model = models.Classifier(
-        inputs=digits.NUM_PIXELS, width=knobs.width, classes=digits.NUM_CLASSES, dropout=knobs.dropout
+        side=digits.SIDE, channels=knobs.channels, classes=digits.NUM_CLASSES, dropout=knobs.dropout
     )
     return Experiment(
         model=model,

@@ -11,10 +11,11 @@ from runtime.errors import Rejected
 from runtime.std.data import Tensors
 from runtime.std.draws import random_integers
 
-__all__ = ["NUM_CLASSES", "NUM_PIXELS", "load"]
+__all__ = ["NUM_CLASSES", "SIDE", "load"]
 
 NUM_CLASSES = 10
-NUM_PIXELS = 64
+SIDE = 8
+"""Height and width of a picture."""
 
 
 def load(*, held_out: float = 0.2) -> tuple[Tensors, Tensors]:

@@ -1,7 +1,7 @@
 """Two models as plain torch, to be read from top to bottom.
 
-Shapes: B batch, T time (bytes of a window), V vocabulary, D width, H heads, K width of a head (D / H),
-P pixels or other inputs, C classes.
+Shapes: B batch, T time (bytes of a window), V vocabulary, D width, H heads, K width of a head (D / H);
+P pixels of a picture, S its side, R half of it, N channels, C classes.
 """
 
 # ruff: noqa: N803, N806 - tensors carry shape suffixes
@@ -81,17 +81,24 @@ class Block(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A two-layer perceptron."""
+    """Two convolutions and a linear layer, for small square pictures in one channel.
 
-    def __init__(self, *, inputs: int, width: int, classes: int, dropout: float = 0.0) -> None:
+    `side` is a picture's height and width, even; the second convolution halves it.
+    """
+
+    def __init__(self, *, side: int, channels: int, classes: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.hidden = nn.Linear(inputs, width)
+        self.side = side
+        self.fine = nn.Conv2d(1, channels, kernel_size=3, padding=1)
+        self.coarse = nn.Conv2d(channels, 2 * channels, kernel_size=3, padding=1, stride=2)
         self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(width, classes)
+        self.out = nn.Linear(2 * channels * (side // 2) ** 2, classes)
 
-    def forward(self, x_BP: Tensor) -> Tensor:
+    def forward(self, pixels_BP: Tensor) -> Tensor:
         """Return logits_BC."""
-        logits_BC: Tensor = self.out(self.dropout(F.relu(self.hidden(x_BP))))
+        x_B1SS = pixels_BP.view(-1, 1, self.side, self.side)
+        x_BNRR = F.relu(self.coarse(F.relu(self.fine(x_B1SS))))
+        logits_BC: Tensor = self.out(self.dropout(x_BNRR.flatten(1)))
         return logits_BC
 
 

@@ -1,0 +1,1 @@
+"""The Metrics server: experiments, their metrics and annotations, over HTTP."""

@@ -1,0 +1,1 @@
+"""The wire protocol: HTTP in, refusals and replies out."""

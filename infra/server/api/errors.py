@@ -1,0 +1,57 @@
+"""The one JSON shape of every error that is an HTTP status."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from infra.server.refusals import Refused
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+
+__all__ = ["error_response", "install"]
+
+_logger = logging.getLogger(__name__)
+
+
+def error_response(refusal: Refused) -> Response:
+    """Return `{"data": null, "error": {"message", "details"}}`, where details begin with the code."""
+    details = [f"code={refusal.code}", *(f"{key}={value}" for key, value in refusal.details.items())]
+    body = {"data": None, "error": {"message": refusal.message, "details": "; ".join(details)}}
+    headers = {}
+    if refusal.retry_after_s is not None:
+        headers["Retry-After"] = str(refusal.retry_after_s)
+    if refusal.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(json.dumps(body), refusal.status, headers, "application/json")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every failure of every route in the one shape."""
+
+    @app.exception_handler(Refused)
+    async def refused(_request: Request, error: Refused) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def http(_request: Request, error: HTTPException) -> Response:
+        refusal = Refused("not_found", "there is nothing at this address")
+        if error.status_code != 404:
+            refusal.code, refusal.message = "malformed_request", str(error.detail)
+            refusal.status = error.status_code
+        response = error_response(refusal)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(Refused("server_error", "the server failed; its log says why"))
+
+    _: Any = (refused, http, failed)

@@ -1,0 +1,259 @@
+"""POST /api/v2/events: what is asked with an organisation's key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from sqlalchemy import Connection
+
+from infra.server.api.body import OFFER_GZIP, read_body
+from infra.server.api.context import organisation_of, store_of
+from infra.server.api.envelopes import Envelope, Reply, decode_batch, encode_replies
+from infra.server.limits import check, check_folder_name, compact_object
+from infra.server.refusals import Refused
+from infra.server.store import annotations as annotation_rows
+from infra.server.store import experiments, folders, series, sessions
+from infra.server.store.sessions import Token, parse_message_id
+from runtime.events import limits
+
+if TYPE_CHECKING:
+    from infra.server.store.store import Store
+
+__all__ = ["router"]
+
+router = APIRouter()
+S = TypeVar("S", bound=msgspec.Struct)
+_PREFIX = "syvain.v2."
+_MAX_IDS = 500
+
+
+class _Open(msgspec.Struct):
+    slug: str
+    description: str = ""
+    meta: dict[str, Any] = {}
+
+
+class _Refresh(msgspec.Struct):
+    experimentId: str  # noqa: N815 - the wire's names, here and below
+    experimentToken: str  # noqa: N815
+
+
+class _Experiment(msgspec.Struct):
+    experimentId: str  # noqa: N815
+
+
+class _Experiments(msgspec.Struct):
+    experimentIds: list[str]  # noqa: N815
+
+
+class _Create(msgspec.Struct):
+    name: str
+    parentFolderId: str | None = None  # noqa: N815
+
+
+class _Rename(msgspec.Struct):
+    folderId: str  # noqa: N815
+    name: str
+
+
+class _Move(msgspec.Struct):
+    folderId: str  # noqa: N815
+    toFolderId: str | None  # noqa: N815
+    fromFolderId: str | None = None  # noqa: N815
+
+
+class _Place(msgspec.Struct):
+    experimentId: str  # noqa: N815
+    toFolderId: str | None  # noqa: N815
+    fromFolderId: str | None = None  # noqa: N815
+
+
+_Envelope = Envelope[dict[str, Any]]
+_decoder = msgspec.json.Decoder(list[_Envelope])
+
+
+class _Asked(msgspec.Struct):
+    """One event with what it is answered from."""
+
+    message_id: str
+    data: dict[str, Any]
+    organisation_id: int
+    now_ms: int
+
+    def fields(self, kind: type[S]) -> S:
+        """Return the event's data as `kind`, or refuse it."""
+        try:
+            return msgspec.convert(self.data, kind)
+        except msgspec.ValidationError as error:
+            raise Refused("invalid_event", str(error)) from error
+
+
+_Handler = Callable[[Connection, _Asked], Reply]
+
+
+@router.post("/api/v2/events")
+async def org_events(request: Request) -> Response:
+    """Answer a batch in order. Message ids are for correlation only: clients reuse them."""
+    organisation = await organisation_of(request)
+    events = decode_batch(await read_body(request), _decoder)
+    correlations, replies = [], []
+    for event in events:
+        message_id = str(event["messageId"]) if isinstance(event, dict) else event.messageId
+        correlations.append(message_id)
+        replies.append(await _answer(store_of(request), event, message_id, organisation.id))
+    return Response(encode_replies(correlations, replies), headers=OFFER_GZIP, media_type="application/json")
+
+
+async def _answer(
+    store: Store, event: _Envelope | dict[str, Any], message_id: str, organisation_id: int
+) -> Reply:
+    try:
+        if isinstance(event, dict):
+            event = _converted(event)
+        asked = _Asked(message_id, event.data, organisation_id, store.clock_ms())
+        if (query := _QUERIES.get(event.event)) is not None:
+            return await store.read(lambda connection: query(connection, asked))
+        if (change := _CHANGES.get(event.event)) is not None:
+            return await store.write(lambda connection: change(connection, asked))
+        return Refused("event_not_known", f"no event of this address is named {event.event[:80]!r}")
+    except Refused as refusal:
+        if refusal.status == 503:
+            raise  # nothing of the request can be answered: say so to every kind of client
+        return refusal
+
+
+def _converted(event: dict[str, Any]) -> _Envelope:
+    try:
+        converted: _Envelope = msgspec.convert(event, _Envelope)
+    except msgspec.ValidationError as error:
+        raise Refused("invalid_event", str(error)) from error
+    return converted
+
+
+def _open(connection: Connection, asked: _Asked) -> Reply:
+    data = asked.fields(_Open)
+    own = parse_message_id(asked.message_id)
+    opened = experiments.open_experiment(
+        connection,
+        organisation_id=asked.organisation_id,
+        slug=check(limits.check_slug, data.slug),
+        description=check(limits.check_description, data.description),
+        meta=compact_object(data.meta, field="meta"),
+        sender=own[0] if own else None,
+        now_ms=asked.now_ms,
+    )
+    return "experiment.opened", {**_token(opened.uid, opened.token), "acceptsTimestampMs": True}
+
+
+def _refresh(connection: Connection, asked: _Asked) -> Reply:
+    data = asked.fields(_Refresh)
+    token = sessions.refresh(
+        connection,
+        data.experimentToken,
+        data.experimentId,
+        organisation_id=asked.organisation_id,
+        now_ms=asked.now_ms,
+    )
+    return "experiment.tokenRefreshed", _token(data.experimentId, token)
+
+
+def _token(experiment_id: str, token: Token) -> dict[str, Any]:
+    return {
+        "experimentId": experiment_id,
+        "experimentToken": token.secret,
+        "expiresAtMs": token.expires_ms,
+    }
+
+
+def _create_folder(connection: Connection, asked: _Asked) -> Reply:
+    data = asked.fields(_Create)
+    name = check(check_folder_name, data.name)
+    uid = folders.create(connection, asked.organisation_id, name, data.parentFolderId, now_ms=asked.now_ms)
+    return "folder.created", {"folderId": uid}
+
+
+def _rename_folder(connection: Connection, asked: _Asked) -> Reply:
+    data = asked.fields(_Rename)
+    folders.rename(connection, asked.organisation_id, data.folderId, check(check_folder_name, data.name))
+    return "folder.renamed", {"folderId": data.folderId}
+
+
+def _move_folder(connection: Connection, asked: _Asked) -> Reply:
+    data = asked.fields(_Move)
+    folders.move(
+        connection, asked.organisation_id, data.folderId, from_uid=data.fromFolderId, to_uid=data.toFolderId
+    )
+    return "folder.moved", {"folderId": data.folderId}
+
+
+def _place(connection: Connection, asked: _Asked) -> Reply:
+    data = asked.fields(_Place)
+    folders.place(
+        connection,
+        asked.organisation_id,
+        data.experimentId,
+        from_uid=data.fromFolderId,
+        to_uid=data.toFolderId,
+    )
+    return "folderexperiment.moved", {"experimentId": data.experimentId, "folderId": data.toFolderId}
+
+
+def _tree(connection: Connection, asked: _Asked) -> Reply:
+    return "foldertree.read", folders.tree(connection, asked.organisation_id)
+
+
+def _experiment(connection: Connection, asked: _Asked) -> Reply:
+    row = experiments.find(connection, asked.organisation_id, asked.fields(_Experiment).experimentId)
+    return "query.experiment.result", {"experiment": experiments.record(row)}
+
+
+def _experiments(connection: Connection, asked: _Asked) -> Reply:
+    rows, missing = _found(connection, asked)
+    records = [experiments.record(row) for row in rows]
+    return "query.experiments.result", {"experiments": records, "missingExperimentIds": missing}
+
+
+def _revisions(connection: Connection, asked: _Asked) -> Reply:
+    rows, missing = _found(connection, asked)
+    found = [{"experimentId": row.uid, **experiments.revisions(row)} for row in rows]
+    return "query.revisions.result", {"revisions": found, "missingExperimentIds": missing}
+
+
+def _found(connection: Connection, asked: _Asked) -> tuple[list[Any], list[str]]:
+    """Return the rows and the ids that are not there, each in the order asked, each once."""
+    ids = list(dict.fromkeys(asked.fields(_Experiments).experimentIds))
+    if len(ids) > _MAX_IDS:
+        raise Refused("limit_exceeded", f"experimentIds takes at most {_MAX_IDS} ids, got {len(ids)}")
+    rows = {row.uid: row for row in experiments.find_all(connection, asked.organisation_id, ids)}
+    return [rows[uid] for uid in ids if uid in rows], [uid for uid in ids if uid not in rows]
+
+
+def _catalog(connection: Connection, asked: _Asked) -> Reply:
+    row = experiments.find(connection, asked.organisation_id, asked.fields(_Experiment).experimentId)
+    return "query.catalog.result", {"experimentId": row.uid, "series": series.catalog(connection, row.id)}
+
+
+def _annotations(connection: Connection, asked: _Asked) -> Reply:
+    row = experiments.find(connection, asked.organisation_id, asked.fields(_Experiment).experimentId)
+    return "query.annotations.result", {"annotations": annotation_rows.of_experiment(connection, row.id)}
+
+
+_QUERIES: dict[str, _Handler] = {
+    _PREFIX + "foldertree.read": _tree,
+    _PREFIX + "query.experiment": _experiment,
+    _PREFIX + "query.experiments": _experiments,
+    _PREFIX + "query.revisions": _revisions,
+    _PREFIX + "query.catalog": _catalog,
+    _PREFIX + "query.annotations": _annotations,
+}
+_CHANGES: dict[str, _Handler] = {
+    _PREFIX + "experiment.open": _open,
+    _PREFIX + "experiment.tokenRefresh": _refresh,
+    _PREFIX + "folder.create": _create_folder,
+    _PREFIX + "folder.rename": _rename_folder,
+    _PREFIX + "folder.move": _move_folder,
+    _PREFIX + "folderexperiment.move": _place,
+}

@@ -1,0 +1,146 @@
+"""What the server accepts: the wire's shared limits as refusals, and what only a server has to check."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+
+from infra.server.refusals import Refused
+from runtime.events import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "Partition",
+    "check",
+    "check_folder_name",
+    "check_message_id",
+    "check_value",
+    "compact_object",
+    "partition",
+]
+
+V = TypeVar("V")
+
+_MAX_NESTING = 128  # what the most generous of the public clients lets through
+_MAX_MESSAGE_ID_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A metric name with its exact metadata map, as it is stored: compact JSON with sorted keys."""
+
+    name: str
+    metadata: str
+    hash: bytes
+
+
+def check(rule: Callable[[V], None], value: V) -> V:
+    """Return a value that a rule of `runtime.events.limits` accepts; refuse the event otherwise."""
+    try:
+        rule(value)
+    except ValueError as error:
+        raise Refused("limit_exceeded", str(error)) from error
+    return value
+
+
+@lru_cache(maxsize=8192)
+def partition(name: str, items: tuple[tuple[str, str], ...]) -> Partition:
+    """Return the checked partition of a metric name and the items of its metadata, in any order.
+
+    Raises:
+        Refused: The name or the metadata passes a limit.
+    """
+    check(limits.check_metric_name, name)
+    metadata = check(limits.check_metric_metadata, dict(items))
+    text = orjson.dumps(metadata, option=orjson.OPT_SORT_KEYS)
+    return Partition(name, text.decode(), hashlib.blake2b(text, digest_size=16).digest())
+
+
+def check_value(value: float) -> float:
+    """Refuse what is no number: it is never stored as another one."""
+    if not math.isfinite(value):
+        raise Refused("invalid_event", f"metricValue must be finite, got {value}: it was not stored")
+    return value
+
+
+def check_folder_name(name: str) -> None:
+    """Refuse a folder's name unless it is 1 to 200 UTF-16 units without a slash, which separates a path.
+
+    Raises:
+        ValueError: It is not.
+    """
+    units = limits.utf16_units(name)
+    if not 1 <= units <= 200 or "/" in name or not _is_text(name):
+        raise ValueError(f"a folder's name must be 1 to 200 UTF-16 units without `/`, got {name[:60]!a}")
+
+
+def check_message_id(message_id: str) -> str:
+    """Refuse an id that is too long to remember."""
+    size = len(message_id.encode())
+    if not 1 <= size <= _MAX_MESSAGE_ID_BYTES:
+        raise Refused("limit_exceeded", f"messageId must be 1 to {_MAX_MESSAGE_ID_BYTES} bytes, got {size}")
+    return message_id
+
+
+def compact_object(value: Mapping[str, Any], *, field: str) -> str:
+    """Return the compact JSON of an object that may be stored with an experiment or an annotation.
+
+    Clients measure it with numbers as JavaScript writes them (1.0 is 1): either form may meet the limit.
+
+    Raises:
+        Refused: The object is too large or nested too deeply, or holds what strict JSON cannot say.
+    """
+    _check_strict(value, field, 0)
+    text = _encoded(value, field)
+    size = len(text)
+    if size > limits.MAX_METADATA_BYTES:
+        size = len(_encoded(_whole_floats(value), field))
+    if size > limits.MAX_METADATA_BYTES:
+        raise Refused(
+            "limit_exceeded",
+            f"{field} takes at most {limits.MAX_METADATA_BYTES:,} bytes of compact JSON, got {size:,}",
+            details={"field": field, "size": size, "limit": limits.MAX_METADATA_BYTES},
+        )
+    return text.decode()
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encoded(value: Mapping[str, Any], field: str) -> bytes:
+    try:
+        return limits.compact(value)
+    except ValueError as error:
+        raise Refused("invalid_event", f"{field}: {error}") from error
+
+
+def _check_strict(value: Any, field: str, depth: int) -> None:
+    if depth > _MAX_NESTING:
+        raise Refused("limit_exceeded", f"{field} nests at most {_MAX_NESTING} deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Refused("invalid_event", f"{field} must hold finite numbers, got {value}")
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in items:
+        _check_strict(item, field, depth + 1)
+
+
+def _whole_floats(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
+        return int(value) if abs(value) < 2**63 else value
+    if isinstance(value, dict):
+        return {key: _whole_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole_floats(item) for item in value]
+    return value

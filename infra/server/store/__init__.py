@@ -1,0 +1,1 @@
+"""What the Metrics server remembers: one database, one writer."""

@@ -1,0 +1,78 @@
+"""An experiment's status: what a start, a done or an error does to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from infra.server.store import sessions
+from infra.server.store.schema import experiments, lifecycle
+
+if TYPE_CHECKING:
+    from infra.server.store.commands import Change
+    from infra.server.store.database import AnyRow
+
+__all__ = ["apply"]
+
+
+def apply(
+    connection: Connection, experiment_id: int, session_id: int, change: Change, *, now_ms: int
+) -> None:
+    """Store what was told; change the status unless it is an end told by a replaced session."""
+    at_ms = now_ms if change.at_ms is None else change.at_ms
+    _keep(connection, experiment_id, session_id, change, at_ms)
+    row = connection.execute(
+        select(experiments.c.status, experiments.c.started_ms, experiments.c.started_session_id).where(
+            experiments.c.id == experiment_id
+        )
+    ).one()
+    holder = row.started_session_id
+    replaced = holder is not None and sessions.is_older(connection, session_id, holder)
+    if replaced and change.kind != "start":
+        return
+    values = (
+        _started(row, session_id, at_ms, replaced=replaced)
+        if change.kind == "start"
+        else _ended(change, at_ms)
+    )
+    connection.execute(
+        update(experiments)
+        .where(experiments.c.id == experiment_id)
+        .values(updated_ms=now_ms, experiment_revision=experiments.c.experiment_revision + 1, **values)
+    )
+
+
+def _keep(connection: Connection, experiment_id: int, session_id: int, change: Change, at_ms: int) -> None:
+    connection.execute(
+        insert(lifecycle).values(
+            experiment_id=experiment_id,
+            session_id=session_id,
+            kind=change.kind,
+            error_message=change.error_message,
+            error_meta=change.error_meta,
+            at_ms=at_ms,
+        )
+    )
+
+
+def _started(row: AnyRow, session_id: int, at_ms: int, *, replaced: bool) -> dict[str, Any]:
+    """An older session that starts while the newer one runs does not take the run from it."""
+    keeps = replaced and row.status == "running"
+    return {
+        "status": "running",
+        "started_ms": at_ms if row.started_ms is None else row.started_ms,
+        "started_session_id": row.started_session_id if keeps else session_id,
+        "done_ms": None,
+        "error_message": None,
+        "error_meta": None,
+    }
+
+
+def _ended(change: Change, at_ms: int) -> dict[str, Any]:
+    return {
+        "status": change.kind,
+        "done_ms": at_ms,
+        "error_message": change.error_message,
+        "error_meta": change.error_meta,
+    }

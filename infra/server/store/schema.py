@@ -1,0 +1,231 @@
+"""The tables. Times are epoch milliseconds; `id` is ours and small, `uid` is what the world sees.
+
+JSON stands in text columns as compact JSON: what was sent comes back, number formats included.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.types import UserDefinedType
+
+__all__ = [
+    "ExactDouble",
+    "annotations",
+    "applied_ids",
+    "experiments",
+    "folders",
+    "keys",
+    "lifecycle",
+    "message_holes",
+    "metadata",
+    "organisations",
+    "points",
+    "series",
+    "sessions",
+    "tokens",
+]
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class ExactDouble(UserDefinedType[float]):
+    """A double that comes back bit for bit: SQLite's REAL columns store -0.0 as the integer 0."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        """Return the SQL type of most databases."""
+        return "DOUBLE PRECISION"
+
+
+@compiles(ExactDouble, "sqlite")
+def _exact_double_sqlite(_type: ExactDouble, _compiler: Any, **_: Any) -> str:
+    return "BLOB"  # no affinity: SQLite keeps the eight bytes it is given
+
+
+_Id = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER PRIMARY KEY is SQLite's own row id
+
+organisations = Table(
+    "organisations",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("organisation_id", _Id, ForeignKey("organisations.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False, unique=True),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("revoked_ms", BigInteger),
+)
+
+folders = Table(
+    "folders",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("organisation_id", _Id, ForeignKey("organisations.id"), nullable=False),
+    Column("parent_id", _Id, ForeignKey("folders.id")),
+    Column("name", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+)
+# Names are unique among siblings, and the folders at the root are siblings too.
+Index(
+    "uq_folders_siblings",
+    folders.c.organisation_id,
+    func.coalesce(folders.c.parent_id, 0),
+    folders.c.name,
+    unique=True,
+)
+
+experiments = Table(
+    "experiments",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("organisation_id", _Id, ForeignKey("organisations.id"), nullable=False),
+    Column("folder_id", _Id, ForeignKey("folders.id"), index=True),
+    Column("slug", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("meta", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("error_message", Text),
+    Column("error_meta", Text),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+    Column("started_ms", BigInteger),
+    Column("done_ms", BigInteger),
+    Column("last_heartbeat_ms", BigInteger),
+    Column("last_event_ms", BigInteger),
+    # The session that holds the run: endings told by an older one change nothing.
+    Column("started_session_id", _Id),
+    Column("experiment_revision", BigInteger, nullable=False),
+    Column("series_revision", BigInteger, nullable=False),
+    UniqueConstraint("organisation_id", "slug"),
+)
+
+# One process that writes to an experiment. `sender` is the session that our own message ids carry, unset for
+# other clients. `carrier_id` is set on a session that was never opened here: the one that brought its events.
+# `next_sequence` is one past the highest applied sequence number; what lies below it and was not applied is
+# in message_holes.
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("experiment_id", _Id, ForeignKey("experiments.id"), nullable=False),
+    Column("sender", Text),
+    Column("carrier_id", _Id, ForeignKey("sessions.id")),
+    Column("opened_ms", BigInteger, nullable=False),
+    Column("next_sequence", BigInteger, nullable=False),
+    UniqueConstraint("experiment_id", "sender"),
+)
+
+message_holes = Table(
+    "message_holes",
+    metadata,
+    Column("session_id", _Id, ForeignKey("sessions.id"), primary_key=True),
+    Column("first", BigInteger, primary_key=True, autoincrement=False),
+    Column("last", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Ids of clients that draw them at random.
+applied_ids = Table(
+    "applied_ids",
+    metadata,
+    Column("experiment_id", _Id, primary_key=True, autoincrement=False),
+    Column("message_id", Text, primary_key=True),
+    Column("applied_ms", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("hash", LargeBinary, nullable=False, unique=True),
+    Column("session_id", _Id, ForeignKey("sessions.id"), nullable=False, index=True),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Column("revoked_ms", BigInteger),
+)
+
+# One metric name under one exact metadata map. The hash stands for the map in the index: the map itself may
+# be 4 KiB.
+series = Table(
+    "series",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("experiment_id", _Id, ForeignKey("experiments.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("metadata_hash", LargeBinary, nullable=False),
+    Column("num_points", BigInteger, nullable=False),
+    UniqueConstraint("experiment_id", "name", "metadata_hash"),
+)
+
+# Every copy of every step, in order of arrival within its series. No foreign keys: this is the hot table.
+points = Table(
+    "points",
+    metadata,
+    Column("series_id", _Id, primary_key=True, autoincrement=False),
+    Column("arrival", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, nullable=False),
+    Column("timestamp_ms", BigInteger, nullable=False),
+    Column("value", ExactDouble, nullable=False),
+    Column("session_id", _Id, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+annotations = Table(
+    "annotations",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("experiment_id", _Id, ForeignKey("experiments.id"), nullable=False),
+    Column("session_id", _Id, ForeignKey("sessions.id"), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("meta", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Index("ix_annotations_experiment_id_at_ms", "experiment_id", "at_ms"),
+)
+
+# Every start, done and error that was told, also those that changed no status.
+lifecycle = Table(
+    "lifecycle",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("experiment_id", _Id, ForeignKey("experiments.id"), nullable=False, index=True),
+    Column("session_id", _Id, ForeignKey("sessions.id"), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("error_message", Text),
+    Column("error_meta", Text),
+    Column("at_ms", BigInteger, nullable=False),
+)

@@ -1,0 +1,79 @@
+"""Our own senders' sessions within one experiment: found, begun, and which of their events were applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, insert, select, update
+
+from infra.server.store.database import new_id
+from infra.server.store.marks import Marks
+from infra.server.store.schema import message_holes, sessions
+
+if TYPE_CHECKING:
+    from infra.server.store.sessions import Session
+
+__all__ = ["Sender", "adopt", "find_or_carry", "save"]
+
+
+@dataclass(slots=True)
+class Sender:
+    """One of our sender's sessions as the writer remembers it."""
+
+    session_id: int
+    carrier_id: int | None
+    marks: Marks
+
+
+def find_or_carry(connection: Connection, writing: Session, sender: str, *, now_ms: int) -> Sender:
+    """Return a sender's session; one never seen here is carried by the session that writes now."""
+    row = connection.execute(
+        select(sessions.c.id, sessions.c.carrier_id, sessions.c.next_sequence).where(
+            sessions.c.experiment_id == writing.experiment_id, sessions.c.sender == sender
+        )
+    ).first()
+    if row is not None:
+        holes = connection.execute(
+            select(message_holes.c.first, message_holes.c.last)
+            .where(message_holes.c.session_id == row.id)
+            .order_by(message_holes.c.first)
+        ).all()
+        return Sender(
+            row.id, row.carrier_id, Marks(row.next_sequence, [(first, last) for first, last in holes])
+        )
+    created = connection.execute(
+        insert(sessions).values(
+            experiment_id=writing.experiment_id,
+            sender=sender,
+            carrier_id=writing.id,
+            opened_ms=now_ms,
+            next_sequence=0,
+        )
+    )
+    return Sender(new_id(created), writing.id, Marks())
+
+
+def adopt(connection: Connection, writing: Session, sender: Sender) -> None:
+    """Take a carried session that starts the run for the writer's own, if the writer has none."""
+    if writing.sender is None and sender.carrier_id == writing.id:
+        sender.carrier_id = None
+        connection.execute(update(sessions).where(sessions.c.id == sender.session_id).values(carrier_id=None))
+
+
+def save(connection: Connection, sender: Sender) -> None:
+    """Store how far a sender's events were applied."""
+    connection.exec_driver_sql(
+        "UPDATE sessions SET next_sequence = ? WHERE id = ?", (sender.marks.next, sender.session_id)
+    )
+    deleted, stored = sender.marks.flushed()
+    if deleted:
+        connection.exec_driver_sql(
+            "DELETE FROM message_holes WHERE session_id = ? AND first = ?",
+            [(sender.session_id, first) for first in deleted],
+        )
+    if stored:
+        connection.execute(
+            insert(message_holes),
+            [{"session_id": sender.session_id, "first": first, "last": last} for first, last in stored],
+        )

@@ -1,0 +1,161 @@
+"""Sessions: the processes that write to an experiment, in the order they began, and their tokens.
+
+Opening an experiment begins a session; its token tells which. Our own sender's message ids carry the session
+they belong to, so a resume can deliver what an earlier process could not, under that process's session.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, insert, select, update
+
+from infra.server.refusals import Refused
+from infra.server.store.access import hash_secret, new_secret
+from infra.server.store.database import AnyRow, new_id
+from infra.server.store.schema import experiments, sessions, tokens
+
+__all__ = [
+    "TOKEN_LIFETIME_MS",
+    "Session",
+    "Token",
+    "begin",
+    "find",
+    "is_older",
+    "issue",
+    "parse_message_id",
+    "ranks",
+    "refresh",
+    "revoke",
+]
+
+TOKEN_LIFETIME_MS = 24 * 3_600_000
+_OWN_ID = re.compile(r"([0-9a-f]{32})\.(0|[1-9][0-9]{0,14})")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Who writes: the session of a token, within its experiment."""
+
+    id: int
+    experiment_id: int
+    experiment_uid: str
+    sender: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A new token. `secret` cannot be read again."""
+
+    secret: str
+    expires_ms: int
+
+
+def parse_message_id(message_id: str) -> tuple[str, int] | None:
+    """Return the session and the sequence number of one of our sender's ids; None for anybody else's."""
+    if len(message_id) < 34 or message_id[32] != ".":
+        return None
+    match = _OWN_ID.fullmatch(message_id)
+    return (match[1], int(match[2])) if match else None
+
+
+def begin(connection: Connection, experiment_id: int, *, sender: str | None, now_ms: int) -> int:
+    """Begin a session and return its id; a sender that is known already continues its own."""
+    if sender is not None:
+        known = connection.execute(
+            select(sessions.c.id).where(
+                sessions.c.experiment_id == experiment_id, sessions.c.sender == sender
+            )
+        ).scalar()
+        if known is not None:
+            return int(known)
+    row = connection.execute(
+        insert(sessions).values(experiment_id=experiment_id, sender=sender, opened_ms=now_ms, next_sequence=0)
+    )
+    return new_id(row)
+
+
+def issue(connection: Connection, session_id: int, *, now_ms: int) -> Token:
+    """Store a new token of a session. Older ones stay good until they expire or are revoked."""
+    token = Token(new_secret("slt"), now_ms + TOKEN_LIFETIME_MS)
+    connection.execute(
+        insert(tokens).values(
+            hash=hash_secret(token.secret),
+            session_id=session_id,
+            created_ms=now_ms,
+            expires_ms=token.expires_ms,
+        )
+    )
+    return token
+
+
+def find(connection: Connection, secret: str, experiment_uid: str, *, now_ms: int) -> Session | None:
+    """Return the session of a token; None when it is unknown, revoked, expired or another experiment's."""
+    row = _token_row(connection, secret, experiment_uid)
+    if row is None or row.revoked_ms is not None or row.expires_ms <= now_ms:
+        return None
+    return Session(row.session_id, row.experiment_id, experiment_uid, row.sender)
+
+
+def refresh(
+    connection: Connection, secret: str, experiment_uid: str, *, organisation_id: int, now_ms: int
+) -> Token:
+    """Return a new token for the session of an old one, which may have expired.
+
+    Raises:
+        Refused: The old token is unknown, revoked, or another experiment's: the client opens again.
+    """
+    row = _token_row(connection, secret, experiment_uid)
+    if row is None or row.revoked_ms is not None or row.organisation_id != organisation_id:
+        raise Refused(
+            "token_not_found", "experimentToken is not known or was revoked: open the experiment again"
+        )
+    return issue(connection, row.session_id, now_ms=now_ms)
+
+
+def revoke(connection: Connection, session_id: int, *, now_ms: int) -> None:
+    """End every token of a session."""
+    connection.execute(
+        update(tokens)
+        .where(tokens.c.session_id == session_id, tokens.c.revoked_ms.is_(None))
+        .values(revoked_ms=now_ms)
+    )
+
+
+def ranks(connection: Connection, experiment_id: int) -> dict[int, int]:
+    """Return the place of every session of an experiment in the order in which they began."""
+    rows = connection.execute(
+        select(sessions.c.id, sessions.c.carrier_id).where(sessions.c.experiment_id == experiment_id)
+    ).all()
+    return {row.id: place for place, row in enumerate(sorted(rows, key=_began))}
+
+
+def is_older(connection: Connection, session_id: int, than: int) -> bool:
+    """Whether a session began before another one of the same experiment."""
+    rows = connection.execute(
+        select(sessions.c.id, sessions.c.carrier_id).where(sessions.c.id.in_([session_id, than]))
+    ).all()
+    began = {row.id: _began(row) for row in rows}
+    return began[session_id] < began[than]
+
+
+def _began(row: AnyRow) -> tuple[int, bool, int]:
+    """Order sessions as their processes began: one whose events another carried came before its carrier."""
+    return (row.carrier_id or row.id, row.carrier_id is None, row.id)
+
+
+def _token_row(connection: Connection, secret: str, experiment_uid: str) -> AnyRow | None:
+    return connection.execute(
+        select(
+            tokens.c.session_id,
+            tokens.c.expires_ms,
+            tokens.c.revoked_ms,
+            sessions.c.sender,
+            sessions.c.experiment_id,
+            experiments.c.organisation_id,
+        )
+        .join(sessions, sessions.c.id == tokens.c.session_id)
+        .join(experiments, experiments.c.id == sessions.c.experiment_id)
+        .where(tokens.c.hash == hash_secret(secret), experiments.c.uid == experiment_uid)
+    ).first()

@@ -1,0 +1,220 @@
+"""The real Metrics server as a process on a free port with a data directory, and a client of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["Experiment", "MetricsClient", "MetricsServer", "running_server"]
+
+_PREFIX = "syvain.v2."
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class MetricsServer:
+    """One server process at a time over one data directory; it may be killed and started again."""
+
+    def __init__(self, data: Path, *, port: int | None = None) -> None:
+        self.data = data
+        self.port = free_port() if port is None else port
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def key(self) -> str:
+        """The key that the first start made."""
+        return (self.data / "key").read_text().strip()
+
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        """Start the process and wait until it answers."""
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "infra.server", "--data", str(self.data), "--port", str(self.port)),
+                *arguments,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=(self.data.parent / "server.log").open("a"),
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            assert self.process.poll() is None, (self.data.parent / "server.log").read_text()
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut to the process."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self._reap()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self._reap()
+
+    def _reap(self) -> int:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        status = self.process.wait(timeout=30)
+        self.process.stdout.close()
+        self.process = None
+        return status
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=1).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@contextmanager
+def running_server(data: Path) -> Iterator[MetricsServer]:
+    """A started server that is stopped at the end, if it still runs."""
+    server = MetricsServer(data)
+    server.start()
+    try:
+        yield server
+    finally:
+        if server.process is not None:
+            server.stop()
+
+
+@dataclass
+class Experiment:
+    """An opened experiment, written to with its token. `sender` makes our own kind of message ids."""
+
+    client: MetricsClient
+    id: str
+    token: str
+    opened: Mapping[str, Any]
+    sender: str = field(default_factory=lambda: uuid.uuid4().hex)
+    sequence: int = 0
+
+    def event(self, name: str, *, message_id: str | None = None, **data: Any) -> dict[str, Any]:
+        """Make one event with the next message id."""
+        if message_id is None:
+            message_id = f"{self.sender}.{self.sequence}"
+            self.sequence += 1
+        return {
+            "messageId": message_id,
+            "event": f"{_PREFIX}experiment.{name}",
+            "data": {"experimentId": self.id, **data},
+        }
+
+    def metric(self, name: str, value: float, step: int, **more: Any) -> dict[str, Any]:
+        """Make one metric event."""
+        return self.event("metric", metricName=name, metricValue=value, step=step, **more)
+
+    def post(self, events: Sequence[Any] | bytes, **headers: str) -> httpx.Response:
+        """Send a batch and return the response as it is."""
+        body = {"content": events} if isinstance(events, bytes) else {"json": events}
+        return self.client.http.post(
+            f"/api/v2/experiments/{self.id}/events",
+            headers={"authorization": f"Bearer {self.token}", **headers},
+            **body,
+        )
+
+    def send(self, *events: dict[str, Any]) -> list[dict[str, Any]]:
+        """Send a batch that must be answered event by event; return the replies."""
+        response = self.post(events)
+        assert response.status_code == 200, response.text
+        replies: list[dict[str, Any]] = response.json()
+        assert [reply["correlationId"] for reply in replies] == [event["messageId"] for event in events]
+        return replies
+
+
+class MetricsClient:
+    """Speaks the v2 protocol plainly: what the tests say is what is sent."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.http = httpx.Client(base_url=url, timeout=30)
+        self.key = key
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that carries the key."""
+        return {"authorization": f"Bearer {self.key}"}
+
+    def post(self, events: Any) -> httpx.Response:
+        """Send org events and return the response as it is."""
+        return self.http.post("/api/v2/events", json=events, headers=self.authorization)
+
+    def ask(self, name: str, *, message_id: str = "0", **data: Any) -> dict[str, Any]:
+        """Send one org event and return its reply."""
+        response = self.post([{"messageId": message_id, "event": _PREFIX + name, "data": data}])
+        assert response.status_code == 200, response.text
+        (reply,) = response.json()
+        assert reply["correlationId"] == message_id
+        return dict(reply)
+
+    def data(self, name: str, **data: Any) -> dict[str, Any]:
+        """Send one org event that must succeed and return its reply's data."""
+        reply = self.ask(name, **data)
+        assert reply["event"] != _PREFIX + "error", reply
+        return dict(reply["data"])
+
+    def open(self, slug: str, *, sender: str | None = None, **more: Any) -> Experiment:
+        """Open an experiment."""
+        sender = sender or uuid.uuid4().hex
+        reply = self.ask("experiment.open", message_id=f"{sender}.0", slug=slug, **more)
+        assert reply["event"] == _PREFIX + "experiment.opened", reply
+        data = reply["data"]
+        return Experiment(self, data["experimentId"], data["experimentToken"], data, sender)
+
+    def record(self, experiment_id: str) -> dict[str, Any]:
+        """Read an experiment's record."""
+        return dict(self.data("query.experiment", experimentId=experiment_id)["experiment"])
+
+    def stream(self, experiment_id: str, **more: Any) -> list[dict[str, Any]]:
+        """Read the series stream's lines."""
+        query = {"experimentId": experiment_id, **more}
+        response = self.http.post(
+            "/api/v2/query/series",
+            json={"messageId": "series", "event": _PREFIX + "query.experimentseries", "data": query},
+            headers=self.authorization,
+        )
+        assert response.status_code == 200, response.text
+        return [json.loads(line) for line in response.iter_lines() if line]
+
+    def points(
+        self, experiment_id: str, **more: Any
+    ) -> dict[tuple[str, tuple[tuple[str, str], ...]], list[Any]]:
+        """Read all points: (name, metadata items) -> [(step, timestamp, value), ...] along the axis."""
+        found: dict[tuple[str, tuple[tuple[str, str], ...]], list[Any]] = {}
+        for line in self.stream(experiment_id, **more):
+            if line["event"] == _PREFIX + "query.series.data":
+                data = line["data"]
+                key = (data["seriesName"], tuple(sorted(data["metadata"].items())))
+                columns = data["data"]
+                found.setdefault(key, []).extend(
+                    zip(columns["step"], columns["timestampMs"], columns["value"], strict=True)
+                )
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()

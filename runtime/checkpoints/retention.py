@@ -1,0 +1,59 @@
+"""Which checkpoints are kept, and what may be deleted when others are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runtime.errors import Rejected
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from runtime.checkpoints.record import CheckpointEntry
+
+__all__ = ["Retention", "unneeded_segments"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Keep the last `keep_last` checkpoints, and for ever those whose step is a multiple of `keep_every`.
+
+    `keep_every` unset keeps none for ever. Only checkpoints that this attempt published or loaded are
+    counted: what it has not seen whole might be broken, and would push out what is good.
+    """
+
+    keep_last: int = 2
+    keep_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 2:
+            raise Rejected(
+                f"keep_last must be at least 2, got {self.keep_last}: a damaged newest one needs an older one"
+            )
+        if self.keep_every is not None and self.keep_every < 1:
+            raise Rejected(
+                f"keep_every must be at least 1 step, got {self.keep_every}; leave it out to keep none"
+            )
+
+    def dropped(
+        self, checkpoints: Iterable[CheckpointEntry], known: Collection[tuple[int, int]]
+    ) -> tuple[CheckpointEntry, ...]:
+        """Return those of `checkpoints` that may go; `known` are the (step, attempt) that were seen whole."""
+        newest_first = sorted(checkpoints, key=lambda entry: entry.order, reverse=True)
+        counted = [entry for entry in newest_first if entry.order in known]
+        if len(counted) < self.keep_last:
+            return ()
+        oldest_kept = counted[self.keep_last - 1]
+        return tuple(
+            entry for entry in newest_first if entry.order < oldest_kept.order and not self._for_ever(entry)
+        )
+
+    def _for_ever(self, entry: CheckpointEntry) -> bool:
+        return self.keep_every is not None and entry.step % self.keep_every == 0
+
+
+def unneeded_segments(dropped: Iterable[CheckpointEntry], kept: Iterable[CheckpointEntry]) -> tuple[str, ...]:
+    """Names of the segments that only dropped checkpoints needed."""
+    needed = {segment.name for entry in kept for segment in entry.segments}
+    return tuple(sorted({segment.name for entry in dropped for segment in entry.segments} - needed))

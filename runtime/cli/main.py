@@ -1,0 +1,62 @@
+"""The command `sexpgpu`: reads argv and the environment, and hands over to what does the work."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from runtime.cli.arguments import parse_arguments
+from runtime.cli.request import read_request
+from runtime.errors import RunError
+from runtime.training.interrupts import Interrupted, Interrupts, lifeline_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runtime.cli.request import RunRequest
+
+__all__ = ["main"]
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `sexpgpu` with `argv` (unset: the process's own) and return its exit code."""
+    try:
+        given = parse_arguments(sys.argv[1:] if argv is None else argv)
+        _configure_logging(verbose=given.verbose)
+        request = read_request(given, os.environ, now=datetime.now(UTC))
+        return _check(request) if given.command == "check" else _run(request)
+    except (RunError, Interrupted) as error:
+        log.debug("what was raised:", exc_info=error)
+        _say(f"sexpgpu: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(request: RunRequest) -> int:
+    # In force before torch is imported, which takes seconds.
+    with Interrupts(notice_s=request.notice_s, lifeline=lifeline_from(os.environ)) as interrupts:
+        from runtime.training.run import execute
+
+        return execute(request, interrupts)
+
+
+def _check(request: RunRequest) -> int:
+    from runtime.cli.check import check
+
+    sys.stdout.write(check(request, os.environ) + "\n")
+    return 0
+
+
+def _configure_logging(*, verbose: bool) -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("runtime").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(" ".join(text.split()) + "\n")

@@ -1,0 +1,1 @@
+"""What happens inside a run: the loop, what decides its bits, signals, metrics, progress."""

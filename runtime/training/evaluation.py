@@ -1,0 +1,99 @@
+"""One pass over held-out batches that leaves training as it was."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.errors import RunError
+from runtime.training.batches import check_loss, to_device
+from runtime.training.determinism import reseed
+from runtime.training.metrics import Collector, Pending, collecting, held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from runtime.experiment.model import Evaluation, Experiment
+    from runtime.training.precision import Precision
+
+__all__ = ["Evaluator"]
+
+
+class Evaluator:
+    """Makes the evaluations of one attempt."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        model: torch.nn.Module,
+        device: torch.device,
+        precision: Precision,
+        should_stop: Callable[[], bool],
+        rank: int = 0,
+    ) -> None:
+        self._experiment = experiment
+        self._model = model
+        self._device = device
+        self._precision = precision
+        self._should_stop = should_stop
+        self._rank = rank
+
+    def __call__(self, evaluation: Evaluation, *, step: int, stage: str) -> Pending | None:
+        """Return the metrics of one whole pass; None when a signal came, after which nothing of it counts."""
+        collector = Collector({"split": "eval", "stage": stage, "pass": evaluation.name})
+        kept = copy.deepcopy({name: part.state_dict() for name, part in self._experiment.state.items()})
+        finished = False
+        with _evaluating(self._experiment.model), torch.no_grad():
+            try:
+                finished = self._run(evaluation, step, collector)
+            except Exception:
+                if not self._should_stop():  # else a worker of the loader may have got the signal first
+                    raise
+        if not finished:
+            for name, state in kept.items():
+                self._experiment.state[name].load_state_dict(state)
+            return None
+        loss = collector.own("eval/loss")
+        return Pending(sorted(collector.take(), key=lambda value: value[0] is not loss))  # the loss first
+
+    def _run(self, evaluation: Evaluation, step: int, collector: Collector) -> bool:
+        for index in range(evaluation.batches):
+            if self._should_stop():
+                return False
+            self._batch(evaluation, step, index, collector)
+        return True
+
+    def _batch(self, evaluation: Evaluation, step: int, index: int, collector: Collector) -> None:
+        reseed(
+            seed=self._experiment.seed,
+            rank=self._rank,
+            step=step,
+            microbatch=index,
+            purpose=f"evaluation {evaluation.name}",
+        )
+        batch = evaluation.loader.batch(index)
+        if batch.num_examples <= 0:
+            raise RunError(
+                f"batch {index} of evaluation {evaluation.name!r} holds no example: lower `batches`"
+            )
+        collector.weight = batch.num_examples
+        loss = evaluation.loss or self._experiment.loss
+        with collecting(collector), self._precision.autocast():
+            value = check_loss(loss(self._model, to_device(batch.data, self._device)))
+        collector.own_value("eval/loss", held(value))
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode, and afterwards into the mode that each had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,106 @@
+"""One attempt from its request to its exit code: check, find, claim, train, end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from runtime.errors import Unavailable
+from runtime.events.targets import parse_targets
+
+if TYPE_CHECKING:
+    from runtime.checkpoints.attempt import Attempt
+    from runtime.checkpoints.location import Location
+    from runtime.checkpoints.reader import Checkpoint
+    from runtime.cli.request import RunRequest
+    from runtime.events.targets import Target
+    from runtime.training.interrupts import Interrupts
+    from runtime.training.prepared import Prepared
+
+__all__ = ["execute"]
+
+_CLAIM_TRIES = 20
+
+_log = logging.getLogger(__name__)
+
+
+def execute(request: RunRequest, interrupts: Interrupts) -> int:
+    """Train what `request` asks for, from its newest checkpoint on; return the process's exit code.
+
+    To be called with `interrupts` in force, before torch is imported.
+
+    Raises:
+        Rejected: the user's mistake; nothing was touched.
+        Unavailable: the location cannot be reached, or a file is missing on this host; nothing was touched.
+        Interrupted: a signal came before the run was claimed.
+    """
+    started = time.monotonic()
+    if not request.slug_given:
+        sys.stderr.write(f"slug: {request.slug}\n")
+    session = uuid.uuid4().hex
+    targets = _targets(request, session)
+    prepared = _prepare(request, interrupts)
+    location = _location(request)
+    attempt, checkpoint = None, None
+    if location is not None:
+        attempt, checkpoint = _claim(location, request, prepared, interrupts, session=session)
+    interrupts.claimed()
+
+    from runtime.training.attempt_run import AttemptRun
+
+    run = AttemptRun(
+        request, prepared, attempt=attempt, checkpoint=checkpoint, targets=targets, interrupts=interrupts
+    )
+    return run.execute(started=started)
+
+
+def _targets(request: RunRequest, session: str) -> list[Target]:
+    targets = parse_targets(request.metrics, os.environ, session=session, folder=request.folder)
+    for target in targets:
+        target.check()
+    return targets
+
+
+def _prepare(request: RunRequest, interrupts: Interrupts) -> Prepared:
+    from runtime.training.prepared import Prepared
+
+    interrupts.check()
+    loaded = request.load()
+    interrupts.check()
+    prepared = Prepared(loaded)
+    interrupts.check()
+    return prepared
+
+
+def _location(request: RunRequest) -> Location | None:
+    if request.location is None:
+        return None
+    from runtime.checkpoints.location import open_location
+
+    return open_location(request.location, os.environ)
+
+
+def _claim(
+    location: Location, request: RunRequest, prepared: Prepared, interrupts: Interrupts, *, session: str
+) -> tuple[Attempt, Checkpoint | None]:
+    """Find what to go on from, see that it fits, and claim the run; again when somebody was faster."""
+    from runtime.checkpoints.record import Moved
+
+    for _ in range(_CLAIM_TRIES):
+        found = location.find(slug=request.slug, resume=request.resume)
+        interrupts.check()
+        if found.checkpoint is not None:
+            prepared.fit(found.checkpoint)
+        try:
+            attempt = location.claim(found, session=session)
+        except Moved as moved:
+            _log.info("%s", moved)
+            continue
+        return attempt, found.checkpoint
+    raise Unavailable(
+        f"{location.url} was claimed by others {_CLAIM_TRIES} times in a row: see what starts this slug"
+    )

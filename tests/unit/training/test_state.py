@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.errors import Rejected
+from runtime.experiment.model import Batch, Experiment, Stage
+from runtime.training.precision import Precision
+from runtime.training.state import TrainingState
+
+CPU = torch.device("cpu")
+
+
+class Loader:
+    def batch(self, index: int) -> Batch:
+        return Batch(torch.full((2, 3), float(index)), 2)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.b = nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        self.extra: Any = {"seen": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.norm(self.a(x)))  # type: ignore[no-any-return]
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+class Best:
+    def __init__(self) -> None:
+        self.value = float("inf")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.value = state["value"]
+
+
+def loss(model: nn.Module, data: torch.Tensor) -> torch.Tensor:
+    return model(data).square().mean()  # type: ignore[no-any-return]
+
+
+def make(
+    model: nn.Module | None = None, optimizer: Any = torch.optim.AdamW, state: Any = None, **options: Any
+) -> Experiment:
+    torch.manual_seed(0)
+    model = model or Tied()
+    return Experiment(
+        model=model,
+        loss=loss,
+        optimizer=optimizer(model.parameters(), **{"lr": 0.1, **options}),
+        stages=[Stage("only", Loader())],
+        steps=3,
+        state=state or {},
+    )
+
+
+def train(experiment: Experiment, steps: int = 2) -> None:
+    for step in range(steps):
+        loss(experiment.model, torch.full((2, 3), float(step)) + torch.arange(6).view(2, 3)).backward()
+        experiment.optimizer.step()
+        experiment.optimizer.zero_grad()
+
+
+def state_of(experiment: Experiment) -> TrainingState:
+    return TrainingState(experiment, Precision(experiment.precision, CPU))
+
+
+def moved(
+    source: Experiment, target: Experiment, here: TrainingState | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    there = state_of(target)
+    tensors, data = (here or state_of(source)).capture()
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    there.fit(copies, data, source="step-00000002")
+    there.restore(copies, data)
+    return copies, data
+
+
+def test_everything_that_training_changed_comes_back_bit_for_bit():
+    source, target = make(state={"best": Best()}), make(state={"best": Best()})
+    train(source)
+    source.state["best"].load_state_dict({"value": 0.25})
+    source.model.extra = {"seen": 7}  # type: ignore[assignment] # Tied's
+    tensors, _ = moved(source, target)
+    again, _ = state_of(target).capture()
+    assert tensors.keys() == again.keys()
+    assert all(torch.equal(tensors[name], again[name]) for name in tensors)
+    assert target.state["best"].state_dict() == {"value": 0.25}
+    assert target.model.extra == {"seen": 7}
+    train(source, 1)
+    train(target, 1)
+    ours, theirs = state_of(source).capture()[0], state_of(target).capture()[0]
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_tied_weight_is_kept_once():
+    names = [name for name in state_of(make()).capture()[0] if name.startswith("model/")]
+    assert "model/a.weight" in names
+    assert "model/b.weight" not in names
+
+
+def test_moments_of_another_format_than_their_parameters_keep_it():
+    source, target = (
+        make(Tied().bfloat16(), _Fp32Moments),
+        make(Tied().bfloat16(), _Fp32Moments),
+    )
+    for group in source.optimizer.param_groups:
+        for parameter in group["params"]:
+            source.optimizer.state[parameter]["moment"] = torch.full_like(
+                parameter, 1 / 3, dtype=torch.float32
+            )
+    moved(source, target)
+    moments = [state["moment"] for state in target.optimizer.state.values()]
+    assert all(moment.dtype == torch.float32 for moment in moments)
+    assert all(torch.equal(moment, torch.full_like(moment, 1 / 3)) for moment in moments)
+
+
+class _Fp32Moments(torch.optim.SGD):
+    pass
+
+
+def test_an_option_that_was_edited_follows_the_file_and_the_others_the_checkpoint():
+    source, target = make(weight_decay=0.1), make(weight_decay=0.2)
+    here = state_of(source)
+    source.optimizer.param_groups[0]["lr"] = 0.03
+    moved(source, target, here)
+    assert target.optimizer.param_groups[0]["weight_decay"] == 0.2
+    assert target.optimizer.param_groups[0]["lr"] == 0.03
+
+
+def test_an_option_that_was_edited_twice_follows_the_newest_file():
+    first, second, third = make(weight_decay=0.1), make(weight_decay=0.2), make(weight_decay=0.2)
+    moved(first, second)
+    moved(second, third)
+    assert third.optimizer.param_groups[0]["weight_decay"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (lambda: make(nn.Linear(3, 3)), r"model/a.bias is float32 \[3\] in it and missing here"),
+        (lambda: make(Tied().double()), r"float32 \[3\] in it and float64 \[3\] here"),
+        (lambda: make(optimizer=torch.optim.SGD), "AdamW of 5 tensors in it and SGD of 5 tensors here"),
+        (lambda: make(state={"best": Best()}), "`state` keeps is empty in it and best here"),
+    ],
+)
+def test_a_shape_a_kind_or_a_name_that_moved_is_rejected_and_changes_nothing(target: Any, says: str):
+    source, other = make(), target()
+    train(source)
+    before = {name: tensor.clone() for name, tensor in state_of(other).capture()[0].items()}
+    with pytest.raises(Rejected, match=says):
+        moved(source, other)
+    after = state_of(other).capture()[0]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_state_that_no_checkpoint_can_keep_is_named():
+    class Odd(Best):
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": object()}
+
+    with pytest.raises(ValueError, match=r"state\.odd\.value is a object"):
+        state_of(make(state={"odd": Odd()})).capture()

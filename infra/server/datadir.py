@@ -7,14 +7,12 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, select
-
 from infra.server.store import access
-from infra.server.store.access import Organisation
-from infra.server.store.schema import organisations
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sqlalchemy import Connection
 
     from infra.server.store.store import Store
 
@@ -54,7 +52,7 @@ class DataDir:
         The file is written before the database remembers its key, so that a crash in between leaves no key
         that nobody has.
         """
-        if store.read_now(_first_organisation) is not None:
+        if store.read_now(access.first_organisation) is not None:
             return
 
         def first(connection: Connection) -> None:
@@ -68,7 +66,7 @@ class DataDir:
 
     def organisation_uid(self, store: Store) -> str:
         """Return the id of the organisation that the first start made."""
-        organisation = store.read_now(_first_organisation)
+        organisation = store.read_now(access.first_organisation)
         assert organisation is not None
         return organisation.uid
 
@@ -83,11 +81,6 @@ def write_credentials(
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_private(path, json.dumps(content, indent=2) + "\n")
     return written
-
-
-def _first_organisation(connection: Connection) -> Organisation | None:
-    row = connection.execute(select(organisations).order_by(organisations.c.id).limit(1)).first()
-    return Organisation(row.id, row.uid, row.name) if row else None
 
 
 def _write_private(path: Path, text: str) -> None:

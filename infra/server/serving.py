@@ -41,7 +41,7 @@ def serve(data: Path, host: str, port: int, *, credentials: bool) -> None:
         directory.ensure_key(store)
         if credentials:
             _write_credentials(directory, store, url)
-        app = create_app(store, pages=_is_loopback(listener))
+        app = create_app(store, keyless=_is_loopback(listener))
         typer.echo(f"Metrics server at {url}")
         typer.echo(f"key in {directory.key_file}")
         sys.stdout.flush()

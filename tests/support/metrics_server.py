@@ -114,7 +114,7 @@ class Experiment:
     sender: str = field(default_factory=lambda: uuid.uuid4().hex)
     sequence: int = 0
 
-    def event(self, name: str, *, message_id: str | None = None, **data: Any) -> dict[str, Any]:
+    def event(self, name: str, /, *, message_id: str | None = None, **data: Any) -> dict[str, Any]:
         """Make one event with the next message id."""
         if message_id is None:
             message_id = f"{self.sender}.{self.sequence}"
@@ -163,7 +163,7 @@ class MetricsClient:
         """Send org events and return the response as it is."""
         return self.http.post("/api/v2/events", json=events, headers=self.authorization)
 
-    def ask(self, name: str, *, message_id: str = "0", **data: Any) -> dict[str, Any]:
+    def ask(self, name: str, /, *, message_id: str = "0", **data: Any) -> dict[str, Any]:
         """Send one org event and return its reply."""
         response = self.post([{"messageId": message_id, "event": _PREFIX + name, "data": data}])
         assert response.status_code == 200, response.text
@@ -171,7 +171,7 @@ class MetricsClient:
         assert reply["correlationId"] == message_id
         return dict(reply)
 
-    def data(self, name: str, **data: Any) -> dict[str, Any]:
+    def data(self, name: str, /, **data: Any) -> dict[str, Any]:
         """Send one org event that must succeed and return its reply's data."""
         reply = self.ask(name, **data)
         assert reply["event"] != _PREFIX + "error", reply

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from infra.server.store.sessions import Session
     from infra.server.store.store import Store
 
-__all__ = ["organisation_of", "session_of", "store_of"]
+__all__ = ["organisation_of", "session_of", "store_of", "viewer_of"]
+
+_LOOPBACK_NAMES = {"127.0.0.1", "::1", "localhost"}
 
 
 def store_of(request: Request) -> Store:
@@ -32,6 +34,24 @@ async def organisation_of(request: Request) -> Organisation:
     organisation = await store_of(request).read(lambda connection: access.find_key(connection, secret))
     if organisation is None:
         raise Refused("unauthorized", "the key is not known or was revoked")
+    return organisation
+
+
+async def viewer_of(request: Request) -> Organisation:
+    """Return the organisation that the request may look at: its key's, or on loopback the first one.
+
+    A page of some other site whose name was pointed at this machine comes with that name, and is refused.
+
+    Raises:
+        Refused: There is no good key, and the server is not listening on loopback alone.
+    """
+    if "authorization" in request.headers:
+        return await organisation_of(request)
+    if not request.app.state.keyless or request.url.hostname not in _LOOPBACK_NAMES:
+        raise Refused("loopback_only", "without a key, pages are shown only on the machine itself")
+    organisation = await store_of(request).read(access.first_organisation)
+    if organisation is None:
+        raise Refused("not_found", "there is no organisation")
     return organisation
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -39,6 +40,12 @@ def install(app: FastAPI) -> None:
     async def refused(_request: Request, error: Refused) -> Response:
         return error_response(error)
 
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return error_response(Refused("malformed_request", f"{where}: {first['msg']}"))
+
     @app.exception_handler(HTTPException)
     async def http(_request: Request, error: HTTPException) -> Response:
         refusal = Refused("not_found", "there is nothing at this address")
@@ -54,4 +61,4 @@ def install(app: FastAPI) -> None:
         _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return error_response(Refused("server_error", "the server failed; its log says why"))
 
-    _: Any = (refused, http, failed)
+    _: Any = (refused, invalid, http, failed)

@@ -59,6 +59,12 @@ def create_key(connection: Connection, organisation: Organisation, name: str, *,
     return secret
 
 
+def first_organisation(connection: Connection) -> Organisation | None:
+    """Return the organisation that the first start made; None before."""
+    row = connection.execute(select(organisations).order_by(organisations.c.id).limit(1)).first()
+    return Organisation(row.id, row.uid, row.name) if row else None
+
+
 def find_key(connection: Connection, secret: str) -> Organisation | None:
     """Return the organisation that a key acts for; None when it is unknown or revoked."""
     row = connection.execute(

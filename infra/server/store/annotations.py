@@ -20,12 +20,15 @@ def append(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     connection.execute(insert(table), rows)
 
 
-def of_experiment(connection: Connection, experiment_id: int) -> list[dict[str, Any]]:
-    """Return an experiment's annotations as the wire shows them, newest first."""
+def of_experiment(
+    connection: Connection, experiment_id: int, *, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Return an experiment's annotations as the wire shows them, newest first; unset, `limit` means all."""
     rows = connection.execute(
         select(table.c.uid, table.c.text, table.c.meta, table.c.at_ms)
         .where(table.c.experiment_id == experiment_id)
         .order_by(table.c.at_ms.desc(), table.c.id.desc())
+        .limit(limit)
     )
     return [
         {

@@ -17,7 +17,7 @@ from infra.server.store.schema import experiments
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Opened", "find", "find_all", "list_all", "open_experiment", "record", "revisions"]
+__all__ = ["Opened", "find", "find_all", "newest", "open_experiment", "record", "revisions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,13 @@ def find_all(connection: Connection, organisation_id: int, uids: Iterable[str]) 
     ).all()
 
 
-def list_all(connection: Connection, organisation_id: int) -> Sequence[AnyRow]:
-    """Return every experiment of an organisation, the one that spoke last first."""
+def newest(connection: Connection, organisation_id: int, *, limit: int) -> Sequence[AnyRow]:
+    """Return the experiments of an organisation that changed last, the newest first."""
     return connection.execute(
         select(experiments)
         .where(experiments.c.organisation_id == organisation_id)
         .order_by(experiments.c.updated_ms.desc(), experiments.c.id.desc())
+        .limit(limit)
     ).all()
 
 

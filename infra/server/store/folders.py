@@ -15,7 +15,7 @@ from infra.server.store.schema import experiments, folders
 if TYPE_CHECKING:
     from infra.server.store.database import AnyRow
 
-__all__ = ["create", "move", "place", "rename", "tree"]
+__all__ = ["create", "move", "paths", "place", "rename", "tree"]
 
 
 def tree(connection: Connection, organisation_id: int) -> dict[str, Any]:
@@ -36,6 +36,24 @@ def tree(connection: Connection, organisation_id: int) -> dict[str, Any]:
     for uid, slug, folder_id in placed:
         levels[folder_id]["experiments"].append({"experimentId": uid, "slug": slug})
     return levels[None]
+
+
+def paths(connection: Connection, organisation_id: int) -> dict[int | None, str]:
+    """Return the path of every folder; that of the root, whose id is None, is `/`."""
+    rows = connection.execute(
+        select(folders.c.id, folders.c.parent_id, folders.c.name).where(
+            folders.c.organisation_id == organisation_id
+        )
+    ).all()
+    parents = {row.id: (row.parent_id, row.name) for row in rows}
+    found: dict[int | None, str] = {None: "/"}
+    for folder_id in parents:
+        names, at = [], folder_id
+        while at is not None:
+            at, name = parents[at]
+            names.append(name)
+        found[folder_id] = "/" + "/".join(reversed(names))
+    return found
 
 
 def create(

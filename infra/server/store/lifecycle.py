@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from infra.server.store import sessions
 from infra.server.store.schema import experiments, lifecycle
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from infra.server.store.commands import Change
     from infra.server.store.database import AnyRow
 
-__all__ = ["apply"]
+__all__ = ["apply", "num_started"]
 
 
 def apply(
@@ -41,6 +41,15 @@ def apply(
         .where(experiments.c.id == experiment_id)
         .values(updated_ms=now_ms, experiment_revision=experiments.c.experiment_revision + 1, **values)
     )
+
+
+def num_started(connection: Connection, experiment_id: int) -> int:
+    """Return how many sessions started the experiment."""
+    return connection.execute(
+        select(func.count(lifecycle.c.session_id.distinct())).where(
+            lifecycle.c.experiment_id == experiment_id, lifecycle.c.kind == "start"
+        )
+    ).scalar_one()
 
 
 def _keep(connection: Connection, experiment_id: int, session_id: int, change: Change, at_ms: int) -> None:

@@ -64,6 +64,15 @@ class Points:
         order = np.argsort(self.steps if axis == "step" else self.timestamps_ms, kind="stable")
         return self.take(order)
 
+    def followed_by(self, more: Points) -> Points:
+        """Return these points and then more of the same series."""
+        return Points(
+            np.concatenate((self.steps, more.steps)),
+            np.concatenate((self.timestamps_ms, more.timestamps_ms)),
+            np.concatenate((self.values, more.values)),
+            np.concatenate((self.sessions, more.sessions)),
+        )
+
     def take(self, index: NDArray[Any]) -> Points:
         """Return the points that an index or a mask selects."""
         return Points(self.steps[index], self.timestamps_ms[index], self.values[index], self.sessions[index])
@@ -131,11 +140,12 @@ def of_experiment(
         yield Series(row.id, row.name, json.loads(row.metadata), row.num_points)
 
 
-def points_of(connection: Connection, series_id: int) -> Points:
-    """Read all points of a series."""
+def points_of(connection: Connection, series_id: int, *, since: int = 0) -> Points:
+    """Read the points of a series from the `since`-th on (from 0)."""
     rows = connection.exec_driver_sql(
-        "SELECT step, timestamp_ms, session_id, value FROM points WHERE series_id = ? ORDER BY arrival",
-        (series_id,),
+        "SELECT step, timestamp_ms, session_id, value FROM points WHERE series_id = ? AND arrival >= ?"
+        " ORDER BY arrival",
+        (series_id, since),
     ).fetchall()
     columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
     steps, timestamps, sessions = (np.array(column, dtype=np.int64) for column in columns[:3])

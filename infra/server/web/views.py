@@ -1,0 +1,110 @@
+"""What the pages show, read from the store and said for people."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from infra.server.store import annotations as annotation_rows
+from infra.server.store import experiments as experiment_rows
+from infra.server.store import folders, lifecycle, series
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from infra.server.store.database import AnyRow
+
+__all__ = ["experiment", "experiments", "kind_of", "number", "quiet_ms"]
+
+QUIET_AFTER_MS = 120_000
+"""A running experiment that gave no sign for so long is shown as quiet; its status stays what it said."""
+
+_MAX_EXPERIMENTS = 1000
+_MAX_SERIES = 500
+_MAX_ANNOTATIONS = 500
+_KINDS = {
+    "resume": re.compile(r"resumed from "),
+    "checkpoint": re.compile(r"checkpoint "),
+    "stage": re.compile(r"stage .+ -> "),
+    "interrupted": re.compile(r"interrupted by "),
+    "failed": re.compile(r"failed: "),
+}
+
+
+def experiments(connection: Connection, organisation_id: int, now_ms: int) -> dict[str, Any]:
+    """Return what the list shows."""
+    paths = folders.paths(connection, organisation_id)
+    rows = experiment_rows.newest(connection, organisation_id, limit=_MAX_EXPERIMENTS)
+    return {"experiments": [_head(row, paths, now_ms) for row in rows], "limit": _MAX_EXPERIMENTS}
+
+
+def experiment(connection: Connection, organisation_id: int, uid: str, now_ms: int) -> dict[str, Any]:
+    """Return what an experiment's page shows.
+
+    Raises:
+        Refused: There is none of this id.
+    """
+    row = experiment_rows.find(connection, organisation_id, uid)
+    paths = folders.paths(connection, organisation_id)
+    values = series.last_points(connection, row.id, limit=_MAX_SERIES)
+    notes = annotation_rows.of_experiment(connection, row.id, limit=_MAX_ANNOTATIONS)
+    return {
+        "experiment": _head(row, paths, now_ms),
+        "record": experiment_rows.record(row),
+        "meta": json.dumps(json.loads(row.meta), indent=2, ensure_ascii=False),
+        "attempts": lifecycle.num_started(connection, row.id),
+        "step": max((value["step"] for value in values), default=None),
+        "metrics": list(dict.fromkeys(value["name"] for value in values)),
+        "values": values,
+        "annotations": [_note(one) for one in notes],
+        "limits": {"series": _MAX_SERIES, "annotations": _MAX_ANNOTATIONS},
+    }
+
+
+def quiet_ms(row: AnyRow, now_ms: int) -> int | None:
+    """Return for how long a running experiment gave no sign, if that is long; None otherwise."""
+    silence_ms = now_ms - _last_sign_ms(row)
+    return silence_ms if row.status == "running" and silence_ms >= QUIET_AFTER_MS else None
+
+
+def kind_of(annotation: str) -> str:
+    """Return what an annotation of a run marks on the time line; `note` for anything else."""
+    return next((kind for kind, pattern in _KINDS.items() if pattern.match(annotation)), "note")
+
+
+def number(value: float) -> str:
+    """Return a value as people read it: six digits that count."""
+    return f"{value:.6g}"
+
+
+def _head(row: AnyRow, paths: dict[int | None, str], now_ms: int) -> dict[str, Any]:
+    return {
+        "id": row.uid,
+        "slug": row.slug,
+        "description": row.description,
+        "status": row.status,
+        "quiet": quiet_ms(row, now_ms) is not None,
+        "folder": paths[row.folder_id],
+        "last_ms": _last_sign_ms(row),
+        "revision": f"{row.experiment_revision}.{row.series_revision}",
+    }
+
+
+def _last_sign_ms(row: AnyRow) -> int:
+    return int(max(row.created_ms, row.last_heartbeat_ms or 0, row.last_event_ms or 0))
+
+
+def _note(annotation: dict[str, Any]) -> dict[str, Any]:
+    meta = dict(annotation["meta"])
+    step = meta.pop("step", None)
+    first, _, rest = annotation["annotation"].partition("\n")
+    return {
+        "id": annotation["annotationId"],
+        "at_ms": annotation["createdAtMs"],
+        "step": step if isinstance(step, int) and not isinstance(step, bool) else None,
+        "kind": kind_of(annotation["annotation"]),
+        "first": first,
+        "rest": rest,
+        "meta": json.dumps(meta, ensure_ascii=False, indent=2) if meta else "",
+    }

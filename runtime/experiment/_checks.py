@@ -24,7 +24,7 @@ def shown(value: object) -> str:
     try:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001 - the repr is the user's code; an error text must not fail
-        text = f"a {type(value).__name__}"
+        text = with_article(type(value).__name__)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -80,4 +80,10 @@ def check_loader(field: str, value: Any) -> None:
 def check_instance(field: str, value: object, accepted: type, note: str = "") -> None:
     """Refuse what is no instance of `accepted`."""
     if not isinstance(value, accepted):
-        raise Rejected(f"{field} must be a {accepted.__name__}, got {shown(value)}{note and ': ' + note}")
+        wanted = with_article(accepted.__name__)
+        raise Rejected(f"{field} must be {wanted}, got {shown(value)}{note and ': ' + note}")
+
+
+def with_article(noun: str) -> str:
+    """Return `noun` with the indefinite article that its first letter asks for."""
+    return f"an {noun}" if noun[:1] in "AEIOUaeiou" else f"a {noun}"

@@ -62,7 +62,8 @@ class LocalModules:
 
     def run_entry(self, entry: Path) -> ModuleType:
         """Execute `entry` and return its module."""
-        importable = entry.stem.isidentifier() and not (self.root / entry.stem).is_dir()
+        is_package = (self.root / entry.stem / "__init__.py").is_file()
+        importable = entry.stem.isidentifier() and not is_package
         name = f"{self.namespace}.{entry.stem if importable else '__entry__'}"
         self._local[name.rpartition(".")[2]] = True
         spec = self._file_spec(name, entry)
@@ -73,8 +74,9 @@ class LocalModules:
         return module
 
     def manifest(self) -> list[Source]:
-        """Return the files executed so far, in the order in which they were first asked for."""
-        return [Source(path, sha256(code).hexdigest()) for path, code in self.sources.items()]
+        """Return the files executed so far: the entry, then the others by path."""
+        entry, *others = self.sources
+        return [Source(path, sha256(self.sources[path]).hexdigest()) for path in (entry, *sorted(others))]
 
     def close(self) -> None:
         """Take note that the manifest is written: what is imported from here on is not in it."""

@@ -152,9 +152,7 @@ def parse_targets(
         Rejected: a target is unknown, cannot work, or stands there twice; a folder without `syvain`.
     """
     if folder is not None and "syvain" not in specs:
-        raise Rejected(
-            f"--folder {folder} has no effect without Metrics: add --metrics syvain"
-        )
+        raise Rejected(f"--folder {folder} has no effect without Metrics: add --metrics syvain")
     targets: dict[str, Target] = {}
     for spec in specs:
         target = parse_target(spec, env, session=session, folder=folder)

@@ -34,7 +34,7 @@ EVENTS: list[Event] = [
 ]
 
 
-@pytest.mark.parametrize(("event", "line"), zip(EVENTS, GOLDEN, strict=True))
+@pytest.mark.parametrize(("event", "line"), list(zip(EVENTS, GOLDEN, strict=True)))
 def test_a_line_is_the_documented_one_byte_for_byte(event, line):
     assert event.encode() == line
 

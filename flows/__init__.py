@@ -1,0 +1,1 @@
+"""What Prefect runs when, where, and again: flows, scheduling and rescue."""

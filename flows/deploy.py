@@ -1,0 +1,111 @@
+"""Making the work pool and the deployment `train/train`, as often as you like: `python -m flows.deploy`."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.process import ProcessWorker
+
+from flows.train import train
+from runtime.errors import RunError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["deploy", "main"]
+
+ENTRYPOINT = "flows.train.train"
+
+
+def deploy(*, pool: str, name: str = "train", env: Mapping[str, str] | None = None) -> str:
+    """Make the process pool `pool` and the deployment `train/<name>` in it; return the deployment's id.
+
+    What is there is brought up to date. `env` is given to every flow process, on top of its worker's.
+
+    Raises:
+        Unavailable: the Prefect server cannot be reached.
+    """
+    try:
+        with get_client(sync_client=True) as client:
+            template = job_template(env or {})
+            client.create_work_pool(
+                WorkPoolCreate(
+                    name=pool,
+                    type="process",
+                    base_job_template=template,
+                    description="Training runs of Slugline",
+                ),
+                overwrite=True,
+            )
+            return _create_deployment(client, pool=pool, name=name)
+    except (httpx.TransportError, PrefectHTTPStatusError) as error:
+        raise Unavailable(
+            f"the Prefect server at {PREFECT_API_URL.value()} does not answer: {error}. "
+            "Start it, then deploy again."
+        ) from error
+
+
+def job_template(env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the pool's job template.
+
+    A flow process does not share its worker's output (`stream_output`): what it logs reaches the server all
+    the same, and a worker that dies would else take it along. Its `command` starts it without Prefect's
+    search for a workspace, which our deployment has none of: seconds sooner.
+    """
+    template = copy.deepcopy(ProcessWorker.get_default_base_job_template())
+    properties = template["variables"]["properties"]
+    properties["stream_output"]["default"] = False
+    properties["command"]["default"] = f"{sys.executable} -P -m prefect.engine"
+    properties["env"]["default"] = dict(env)
+    return template
+
+
+def _create_deployment(client: SyncPrefectClient, *, pool: str, name: str) -> str:
+    return str(
+        client.create_deployment(
+            flow_id=client.create_flow(train),
+            name=name,
+            description=train.description,
+            work_pool_name=pool,
+            entrypoint=ENTRYPOINT,
+            # No pull step: the flow is installed where the worker is.
+            pull_steps=[],
+            parameter_openapi_schema=parameter_schema(train).model_dump_for_openapi(),
+            enforce_parameter_schema=True,
+        )
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flows.deploy", description=__doc__)
+    parser.add_argument("--pool", required=True, metavar="NAME", help="the process work pool")
+    parser.add_argument("--name", default="train", metavar="NAME", help="the deployment's name (train)")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="for every flow process; repeats"
+    )
+    options = parser.parse_args(argv)
+    if bad := [item for item in options.env if "=" not in item]:
+        parser.error(f"--env takes NAME=VALUE, got {bad[0]!r}")
+    try:
+        deployment = deploy(
+            pool=options.pool, name=options.name, env=dict(item.split("=", 1) for item in options.env)
+        )
+    except RunError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write(f"deployment train/{options.name} ({deployment}) in pool {options.pool}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Looking after one run until it is done, attempt after attempt, by what the ledger says. No Prefect here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from flows.attempts import GUARD_MARGIN_S, wait_gone
+from flows.endings import Action, Decision, Ended, Policy, backoff_s, decide
+from flows.ledger import Closed, Entry, Ledger, LedgerFile, Owner
+from flows.processes import ProcessId, host_name, is_alive
+from runtime.checkpoints.record import read_record
+from runtime.errors import Superseded, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtime.checkpoints.store import Store
+
+__all__ = ["Keeper", "Trainer"]
+
+logger = logging.getLogger(__name__)
+
+OWNER_GRACE_S = 10.0
+"""How long a flow process that has reported its end may take to go."""
+
+SWEEP_S = 5.0
+
+T = TypeVar("T")
+
+
+class Trainer(Protocol):
+    """What runs one attempt. It exists so that the loop can be tested without processes."""
+
+    def __call__(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:
+        """Run attempt `number` to its end; `started` is told the trainer's identity."""
+        ...
+
+
+def now_ms() -> int:
+    """Return the epoch milliseconds of this host's clock."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(kw_only=True)
+class Keeper:
+    """One flow process's care for one run. `say` puts a sentence on the run; `show` gets every new ledger."""
+
+    slug: str
+    store: Store
+    owner: Owner
+    policy: Policy
+    notice_s: float
+    train: Trainer
+    say: Callable[[str], None]
+    show: Callable[[Ledger], None]
+    sleep: Callable[[float], None] = time.sleep
+    alive: Callable[[ProcessId], bool | None] = is_alive
+
+    def __post_init__(self) -> None:
+        self._file = LedgerFile(self.store, self.slug)
+
+    def keep(self) -> Decision:
+        """Train until there is a last word, and return it: complete, fail or abort."""
+        try:
+            if (refusal := self._take_over()) is not None:
+                return refusal
+            return self._loop()
+        except Superseded as error:
+            return Decision(Action.ABORT, str(error))
+
+    def _loop(self) -> Decision:
+        waits = 0
+        while True:
+            history = self._patiently(self._read).history()
+            if history:
+                decision = decide(history, self.policy)
+                match decision.action:
+                    case Action.WAIT:
+                        waits += 1
+                        self.say(f"{decision.reason}; next try in {backoff_s(waits):g} s")
+                        self.sleep(backoff_s(waits))
+                    case Action.RESUME:
+                        waits = 0
+                        self.say(decision.reason)
+                    case Action.ABORT:
+                        return decision
+                    case _:
+                        self._close(decision)
+                        return decision
+            self._attempt()
+
+    def _take_over(self) -> Decision | None:
+        """Become the owner, once the last one and its trainer are gone; say why not otherwise."""
+        ledger = self._patiently(lambda: self._file.read() or Ledger(slug=self.slug))
+        before = ledger.owner
+        if before is not None and not wait_gone(before.process, alive=self.alive, timeout_s=OWNER_GRACE_S):
+            other = f"flow process {before.process.pid} on this host"
+            return Decision(Action.ABORT, f"{other} looks after {self.slug} already")
+        entry = ledger.open_entry()
+        if entry is not None and entry.trainer is not None:
+            # It may still be saving what it has: a newer claim would make that save worthless.
+            limit_s = self.notice_s + GUARD_MARGIN_S + SWEEP_S
+            if self.alive(entry.trainer):
+                self.say(f"attempt {entry.number} is still saving: waiting up to {limit_s:g} s")
+            if not wait_gone(entry.trainer, alive=self.alive, timeout_s=limit_s):
+                logger.error("trainer %d of attempt %d does not end", entry.trainer.pid, entry.number)
+        self.show(self._patiently(lambda: self._file.change(lambda old: old.taken_by(self.owner))))
+        self._settle()
+        return None
+
+    def _settle(self) -> None:
+        """Write down how an attempt ended whose flow process could not: as the run record says, else lost."""
+
+        def edit(ledger: Ledger) -> Ledger:
+            entry = ledger.open_entry()
+            return ledger if entry is None else ledger.with_last(self._found_ended(entry))
+
+        self._change(edit)
+
+    def _found_ended(self, entry: Entry) -> Entry:
+        found = read_record(self.store)
+        record = found[0] if found is not None else None
+        ended = record.ended if record is not None else None
+        step = record.newest.step if record is not None and record.newest is not None else 0
+        if ended is None or ended.attempt != entry.number:
+            return replace(entry, ended_ms=now_ms(), end_step=step)
+        code = {"done": 0, "failed": 1}.get(ended.status)
+        failed_step = ended.step if ended.status == "failed" else None
+        return replace(entry, ended_ms=ended.ended_ms, end_step=step, code=code, failed_step=failed_step)
+
+    def _attempt(self) -> None:
+        recorded, step = self._patiently(self._recorded)
+        ledger = self._change(
+            lambda old: old.started(host=host_name(), recorded=recorded, start_step=step, at_ms=now_ms())
+        )
+        entry = ledger.attempts[-1]
+        ended = self.train(entry.number, self._started)
+        logger.info("attempt %d ended: %s", entry.number, ended)
+        _, end_step = self._patiently(self._recorded)
+
+        def edit(old: Ledger) -> Ledger:
+            return old.with_last(
+                replace(
+                    old.attempts[-1],
+                    ended_ms=now_ms(),
+                    end_step=end_step,
+                    code=ended.code,
+                    failed_step=ended.step,
+                    error=ended.error,
+                )
+            )
+
+        self._change(edit)
+
+    def _started(self, trainer: ProcessId | None) -> None:
+        # Only rescue on this host wants it, and training does not wait for that.
+        with contextlib.suppress(Unavailable):
+            self._file.change_as(
+                self.owner.token, lambda old: old.with_last(replace(old.attempts[-1], trainer=trainer))
+            )
+
+    def _recorded(self) -> tuple[int, int]:
+        """Return the newest attempt's number and the newest checkpoint's step."""
+        found = read_record(self.store)
+        if found is None:
+            return 0, 0
+        record = found[0]
+        return record.attempt.number, record.newest.step if record.newest is not None else 0
+
+    def _close(self, decision: Decision) -> None:
+        closed = Closed(action=decision.action, reason=decision.reason, at_ms=now_ms())
+        self._change(lambda old: replace(old, closed=closed))
+
+    def _read(self) -> Ledger:
+        ledger = self._file.read()
+        if ledger is None or ledger.owner is None or ledger.owner.token != self.owner.token:
+            raise Superseded(f"another flow process looks after {self.slug} now.")
+        return ledger
+
+    def _change(self, edit: Callable[[Ledger], Ledger]) -> Ledger:
+        ledger = self._patiently(lambda: self._file.change_as(self.owner.token, edit))
+        self.show(ledger)
+        return ledger
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Return what `ask` returns, waiting while the location cannot be reached."""
+        tries = 0
+        while True:
+            try:
+                return ask()
+            except Unavailable as error:
+                tries += 1
+                self.say(f"waiting: {error}; next try in {backoff_s(tries):g} s")
+                self.sleep(backoff_s(tries))

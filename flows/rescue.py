@@ -1,0 +1,303 @@
+"""Rescue: finds runs that died and has them scheduled again. `python -m flows.rescue`, one on each host.
+
+A run whose flow process, worker or host died has nobody left who could retry it. Rescue asks the server,
+the run's location and, on its own host, the processes. Death is proven when the owner of the run is a
+process of this host that is gone; else it is believed when every sign of life stood still for `quiet_s`
+of this rescuer's own clock while it could look. Missing heartbeats alone never are enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from flows.assignment import assigned_host, is_local
+from flows.endings import Action
+from flows.keeper import now_ms
+from flows.ledger import Ledger, LedgerFile, Rescue
+from flows.parameters import from_json
+from flows.processes import ProcessId, host_name, is_alive
+from flows.pulse import read_pulse
+from flows.server import AWAITING_RETRY, FlowRun, Server, connect
+from runtime.checkpoints.location import open_store
+from runtime.checkpoints.record import read_record
+from runtime.errors import Rejected, RunError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
+
+    from runtime.checkpoints.store import Store
+
+__all__ = ["Rescuer", "Settings", "main"]
+
+logger = logging.getLogger(__name__)
+
+WATCHED = ("CRASHED", "RUNNING", "PENDING", "CANCELLING")
+BEAT_S = 35.0
+"""A living flow process is heard again within this after an outage: a heartbeat, or a pulse."""
+
+CLAIM_S = 60.0
+IN_VAIN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`quiet_s` without a sign of life is death; `pending_s` is how long a flow process may take to start."""
+
+    poll_s: float = 5.0
+    quiet_s: float = 60.0
+    pending_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Sight:
+    """What was last seen of a run, and since when (by our clock) it has looked the same."""
+
+    signs: tuple[object, ...]
+    since: float
+    looked: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A run that needs us: `why` is said on it."""
+
+    run: FlowRun
+    why: str
+    store: Store | None
+    ledger: Ledger | None
+
+
+class _Taken(Exception):  # noqa: N818 - what happened, not a fault
+    """Another rescuer is at it."""
+
+
+class Rescuer:
+    """Looks at every run of `train` that is not at rest, and acts on those that died."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        environment: Mapping[str, str],
+        *,
+        host: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        alive: Callable[[ProcessId], bool | None] = is_alive,
+        open_store: Callable[[str, Mapping[str, str]], Store] = open_store,
+    ) -> None:
+        self._settings, self._environment = settings, environment
+        self._host = host or host_name()
+        self._clock, self._alive, self._open_store = clock, alive, open_store
+        self._sights: dict[str, _Sight] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def look(self, server: Server) -> list[str]:
+        """Look once; return the ids of the flow runs that were acted on.
+
+        Raises:
+            Unavailable: the Prefect server cannot be reached.
+        """
+        runs = server.runs(states=WATCHED)
+        self._sights = {run.id: self._sights[run.id] for run in runs if run.id in self._sights}
+        acted = []
+        for run in runs:
+            try:
+                if self._attend(server, run):
+                    acted.append(run.id)
+            except Unavailable as error:
+                self._tell(run, f"cannot be looked at now: {error}")
+            except RunError as error:
+                self._tell(run, f"is left alone: {error}")
+            except _Taken:
+                logger.info("%s: another rescuer is at it", run.name)
+        return acted
+
+    def _attend(self, server: Server, run: FlowRun) -> bool:
+        assert run.state is not None
+        parameters = from_json(run.train)
+        holder = assigned_host(run)
+        if is_local(parameters) and holder not in (None, self._host):
+            self._tell(run, f"is on {holder}'s disk: only the rescue there can help it")
+            return False
+        store = (
+            None if parameters.location is None else self._open_store(parameters.location, self._environment)
+        )
+        slug = parameters.slug
+        ledger = None if store is None or slug is None else LedgerFile(store, slug).read()
+        why = self._dead(server, run, store, ledger)
+        if why is None:
+            return False
+        found = _Found(run=run, why=why, store=store, ledger=ledger)
+        return self._finish(server, found) or self._schedule(server, found, slug)
+
+    def _dead(self, server: Server, run: FlowRun, store: Store | None, ledger: Ledger | None) -> str | None:
+        """Say how we know that nobody looks after the run; unset: we do not."""
+        state = run.state
+        assert state is not None
+        owner = ledger.owner if ledger is not None else None
+        lives = self._alive(owner.process) if owner is not None and owner.flow_run_id == run.id else None
+        if lives:
+            return None
+        if state.type == "CRASHED":
+            return state.message or "crashed"
+        if lives is False and owner is not None and owner.state_id == state.id:
+            return f"its flow process {owner.process.pid} is gone"
+        if state.type == "CANCELLING":
+            return None  # its worker may be at it; Prefect itself ends it after five minutes
+        return self._quiet(run, self._signs(server, run, store))
+
+    def _signs(self, server: Server, run: FlowRun, store: Store | None) -> tuple[object, ...]:
+        assert run.state is not None
+        if store is None:
+            return run.state.id, server.last_heartbeat(run.id)
+        pulse, record = read_pulse(store), read_record(store)
+        return run.state.id, server.last_heartbeat(run.id), pulse, record[1] if record is not None else None
+
+    def _quiet(self, run: FlowRun, signs: tuple[object, ...]) -> str | None:
+        assert run.state is not None
+        now = self._clock()
+        pending = run.state.type == "PENDING"
+        limit_s = self._settings.pending_s if pending else self._settings.quiet_s
+        sight = self._sights.get(run.id)
+        if sight is None or sight.signs != signs:
+            self._sights[run.id] = _Sight(signs, since=now, looked=now)
+            return None
+        if now - sight.looked > 3 * self._settings.poll_s:
+            # We could not look: whoever lives has had no chance to be seen.
+            sight.since = max(sight.since, now - max(0.0, limit_s - BEAT_S))
+        sight.looked = now
+        if now - sight.since < limit_s:
+            return None
+        return f"{'not started' if pending else 'no sign of life'} for {now - sight.since:.0f} s"
+
+    def _finish(self, server: Server, found: _Found) -> bool:
+        """Report what was decided but not reported: a cancellation, a last word in the ledger."""
+        run, ledger = found.run, found.ledger
+        assert run.state is not None
+        states = server.states(run.id)
+        starts = [index for index, state in enumerate(states) if state.type == "SCHEDULED"]
+        current = states[starts[-1] :] if starts else states
+        if any(state.type == "CANCELLING" for state in current):
+            return self._report(server, run, "CANCELLED", "Cancelled; its processes are gone.")
+        owner = ledger.owner if ledger is not None else None
+        mine = owner is not None and any(state.id == owner.state_id for state in current)
+        if mine and ledger is not None and ledger.closed is not None:
+            kind = "COMPLETED" if ledger.closed.action is Action.COMPLETE else "FAILED"
+            return self._report(server, run, kind, ledger.closed.reason)
+        crashes = _trailing_crashes(states)
+        if ledger is None and crashes >= IN_VAIN:
+            why = f"crashed {crashes} times before it could begin: {found.why}. Schedule it again to go on."
+            return self._report(server, run, "FAILED", why)
+        return False
+
+    def _report(self, server: Server, run: FlowRun, kind: str, message: str) -> bool:
+        logger.warning("%s: %s (%s)", run.name, message, kind)
+        server.set_state(run.id, {"type": kind}, message=message, force=True)
+        return True
+
+    def _schedule(self, server: Server, found: _Found, slug: str | None) -> bool:
+        run = found.run
+        assert run.state is not None
+        in_vain = 0
+        if found.store is not None and slug is not None:
+            in_vain = self._claim(LedgerFile(found.store, slug), run)
+            if in_vain >= IN_VAIN:
+                why = (
+                    f"crashed {in_vain} times before it could begin: {found.why}. Schedule it again to go on."
+                )
+                return self._report(server, run, "FAILED", why)
+        now = server.run(run.id).state
+        if now is None or now.id != run.state.id:
+            return False
+        logger.warning("%s: %s: scheduling it again", run.name, found.why)
+        server.set_state(run.id, AWAITING_RETRY, message=f"Rescued: {found.why}")
+        return True
+
+    def _claim(self, file: LedgerFile, run: FlowRun) -> int:
+        """Be the one who schedules this state's successor; return how many rescues before were in vain."""
+        assert run.state is not None
+        state_id = run.state.id
+
+        def edit(ledger: Ledger) -> Ledger:
+            last, token = ledger.rescue, ledger.owner.token if ledger.owner is not None else None
+            if last is not None and last.state_id == state_id:
+                if last.by != self._host and now_ms() - last.at_ms < CLAIM_S * 1000:
+                    raise _Taken
+                return replace(ledger, rescue=replace(last, by=self._host, at_ms=now_ms()))
+            in_vain = last.in_vain + 1 if last is not None and last.owner == token else 0
+            rescue = Rescue(state_id=state_id, by=self._host, at_ms=now_ms(), owner=token, in_vain=in_vain)
+            return replace(ledger, rescue=rescue)
+
+        rescue = file.change(edit).rescue
+        assert rescue is not None
+        return rescue.in_vain
+
+    def _tell(self, run: FlowRun, what: str) -> None:
+        if (run.id, what) not in self._told:
+            self._told.add((run.id, what))
+            logger.warning("%s %s", run.name, what)
+
+
+def _trailing_crashes(states: Sequence[object]) -> int:
+    return sum(1 for state in states if getattr(state, "type", None) == "CRASHED")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look every `--poll-s` until SIGTERM or SIGINT; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flows.rescue", description=__doc__)
+    unset = Settings()
+    parser.add_argument("--poll-s", type=float, default=unset.poll_s, help="seconds between two looks (5)")
+    parser.add_argument(
+        "--quiet-s", type=float, default=unset.quiet_s, help="seconds without a sign of life (60)"
+    )
+    parser.add_argument(
+        "--pending-s", type=float, default=unset.pending_s, help="seconds to start a flow process (60)"
+    )
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    stop = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    settings = Settings(poll_s=options.poll_s, quiet_s=options.quiet_s, pending_s=options.pending_s)
+    try:
+        _watch(Rescuer(settings, os.environ), settings, stop)
+    except Rejected as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def _watch(rescuer: Rescuer, settings: Settings, stop: threading.Event) -> None:
+    away = ""
+    while not stop.is_set():
+        try:
+            with connect(retries=0) as server:
+                rescuer.look(server)
+            away = ""
+        except Unavailable as error:
+            if str(error) != away:
+                away = str(error)
+                logger.warning("%s", error)
+        except Rejected:
+            raise
+        except Exception:
+            # One odd answer must not end what every other run relies on.
+            logger.exception("this look failed; the next is in %g s", settings.poll_s)
+        stop.wait(settings.poll_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

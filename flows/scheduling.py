@@ -1,0 +1,173 @@
+"""Scheduling runs by slug: what the commands `slugline train|resume|cancel|list` ask of Prefect."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flows.parameters import TrainParameters, from_json
+from flows.server import AWAITING_RETRY, FLOW, FlowRun, Server, State, connect, slug_tag
+from runtime.errors import Rejected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+__all__ = ["RunView", "cancel", "find_run", "follow", "list_runs", "resume", "schedule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One run as Prefect knows it. `live`: Prefect or rescue will still do something with it."""
+
+    slug: str
+    flow_run_id: str
+    state: str
+    message: str | None
+    location: str | None
+    scheduled: datetime | None
+    started: datetime | None
+    ended: datetime | None
+    page: str
+    live: bool
+
+
+def schedule(parameters: TrainParameters, *, deployment: str = f"{FLOW}/train") -> RunView:
+    """Run the experiment of `parameters.slug` now: a new run, or a final one set back with these parameters.
+
+    Raises:
+        Rejected: the slug is missing or live, there is no such deployment.
+        Unavailable: the Prefect server cannot be reached.
+    """
+    if parameters.slug is None:
+        raise Rejected("slug is missing: name the run.")
+    with connect() as server:
+        deployment_id = server.deployment_id(deployment)
+        if known := server.runs(slug=parameters.slug):
+            return _set_back(server, parameters.slug, known, parameters)
+        run, created = server.create_run(deployment_id, slug=parameters.slug, parameters=parameters.to_json())
+        if not created:
+            raise _live(parameters.slug, run.state)
+        return _view(server, run)
+
+
+def resume(slug: str) -> RunView:
+    """Set a final run back, with the parameters it has.
+
+    Raises:
+        Rejected: there is no such run, or it is live.
+        Unavailable: the Prefect server cannot be reached.
+    """
+    with connect() as server:
+        return _set_back(server, slug, _known(server, slug), None)
+
+
+def cancel(slug: str) -> RunView:
+    """Ask for the run's end: it saves within its notice, and is Cancelled once its processes are gone.
+
+    Raises:
+        Rejected: there is no such run, or it is final.
+        Unavailable: the Prefect server cannot be reached.
+    """
+    with connect() as server:
+        run = _known(server, slug)[0]
+        assert run.state is not None
+        if run.state.final and run.state.type != "CRASHED":
+            raise Rejected(f"{slug} is {run.state.name} already: there is nothing to cancel.")
+        # A run that waits or has crashed has no process that could notice.
+        waiting = run.state.type in ("SCHEDULED", "CRASHED")
+        state = {"type": "CANCELLED"} if waiting else {"type": "CANCELLING"}
+        server.set_state(run.id, state, message="Cancelled by the user.")
+        return _view(server, server.run(run.id))
+
+
+def list_runs(*, limit: int = 50) -> list[RunView]:
+    """Return the newest runs, newest first.
+
+    Raises:
+        Unavailable: the Prefect server cannot be reached.
+    """
+    with connect() as server:
+        return [_view(server, run) for run in server.runs(limit=limit)]
+
+
+def find_run(slug: str) -> RunView:
+    """Return the newest run of a slug.
+
+    Raises:
+        Rejected: there is none.
+        Unavailable: the Prefect server cannot be reached.
+    """
+    with connect() as server:
+        return _view(server, _known(server, slug)[0])
+
+
+def follow(slug: str, *, poll_s: float = 1.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
+    """Yield the run's log lines and changes of state as they come, until it is no longer live.
+
+    Raises:
+        Rejected: there is no such run.
+        Unavailable: the Prefect server cannot be reached.
+    """
+    with connect() as server:
+        run, told, offset = _known(server, slug)[0], "", 0
+        while True:
+            run = server.run(run.id)  # before the logs: what a final run said is there by then
+            while lines := server.logs(run.id, offset=offset):
+                offset += len(lines)
+                yield from lines
+            if run.state is not None and run.state.id != told:
+                told = run.state.id
+                yield f"{slug}: {run.state.name}" + (f": {run.state.message}" if run.state.message else "")
+            if not _is_live(run.state):
+                return
+            sleep(poll_s)
+
+
+def _known(server: Server, slug: str) -> list[FlowRun]:
+    if runs := server.runs(slug=slug):
+        return runs
+    raise Rejected(f"no run {slug!r}: `slugline list` shows what there is.")
+
+
+def _set_back(server: Server, slug: str, known: list[FlowRun], parameters: TrainParameters | None) -> RunView:
+    for run in known:
+        if run.state is None or not run.state.final:
+            raise _live(slug, run.state)
+    run = known[0]
+    if parameters is not None:
+        values = parameters.to_json()
+        if parameters.location is None and (location := run.train.get("location")) is not None:
+            values["location"] = location  # a slug keeps the location that its first start decided
+        from_json(values)
+        server.update(run.id, parameters={"parameters": values}, tags=sorted({*run.tags, slug_tag(slug)}))
+    server.set_state(run.id, AWAITING_RETRY, message="Scheduled again by the user.")
+    return _view(server, server.run(run.id))
+
+
+def _live(slug: str, state: State | None) -> Rejected:
+    how = state.name if state is not None else "about to be scheduled"
+    return Rejected(f"{slug} is live ({how}): follow it, or cancel it with `slugline cancel {slug}` first.")
+
+
+def _is_live(state: State | None) -> bool:
+    return state is None or not state.final or state.type == "CRASHED"
+
+
+def _view(server: Server, run: FlowRun) -> RunView:
+    slug = run.train.get("slug") or next(
+        (tag.removeprefix("slug:") for tag in run.tags if tag.startswith("slug:")), run.name
+    )
+    return RunView(
+        slug=slug,
+        flow_run_id=run.id,
+        state=run.state.name if run.state is not None else "Unknown",
+        message=run.state.message if run.state is not None else None,
+        location=run.train.get("location"),
+        scheduled=run.expected_start_time,
+        started=run.start_time,
+        ended=run.end_time,
+        page=server.page(run.id),
+        live=_is_live(run.state),
+    )

@@ -1,0 +1,276 @@
+"""The Prefect server, as far as flows ask it: a handful of requests, and its errors in our words."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+import msgspec
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFECT_UI_URL, temporary_settings
+
+from runtime.errors import Rejected, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["FLOW", "FlowRun", "Server", "State", "connect", "slug_tag"]
+
+FLOW = "train"
+PAGE = 200
+AWAITING_RETRY = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+HEARTBEAT = "prefect.flow-run.heartbeat"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A flow run's state; `id` is another after every change."""
+
+    id: str
+    type: str
+    name: str
+    timestamp: datetime
+    message: str | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether Prefect itself will do nothing more."""
+        return self.type in ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRun:
+    """A flow run, as much of it as we need. `parameters` is what the flow is called with."""
+
+    id: str
+    name: str
+    state: State | None
+    created: datetime
+    deployment_id: str | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    tags: list[str] = field(default_factory=list)
+    expected_start_time: datetime | None = None
+    start_time: datetime | None = None
+    end_time: datetime | None = None
+
+    @property
+    def train(self) -> dict[str, Any]:
+        """The JSON of its `TrainParameters`."""
+        values = self.parameters.get("parameters", {})
+        return values if isinstance(values, dict) else {}
+
+
+def slug_tag(slug: str) -> str:
+    """Return the tag that a slug's flow runs carry."""
+    return f"slug:{slug}"
+
+
+@contextlib.contextmanager
+def connect(*, retries: int | None = None) -> Iterator[Server]:
+    """Talk to the server of `PREFECT_API_URL`; `retries` unset: as often as Prefect's settings say.
+
+    Raises:
+        Rejected: no server is set. Prefect would start one of its own, which no worker asks.
+    """
+    address = PREFECT_API_URL.value()
+    if not address:
+        raise Rejected(
+            "PREFECT_API_URL is not set: start the local stack with `slugline up`, or name a server's /api."
+        )
+    updates = {} if retries is None else {PREFECT_CLIENT_MAX_RETRIES: retries}
+    with temporary_settings(updates), get_client(sync_client=True) as client:
+        yield Server(client, address)
+
+
+class Server:
+    """A connection. Every method raises `Unavailable` when the server cannot be reached or is starting."""
+
+    def __init__(self, client: SyncPrefectClient, address: str) -> None:
+        self._client, self._address = client, address
+
+    def runs(
+        self, *, slug: str | None = None, states: Sequence[str] = (), limit: int | None = None
+    ) -> list[FlowRun]:
+        """Return the flow runs of `train`, newest first."""
+        wanted: dict[str, Any] = {}
+        if slug is not None:
+            wanted["tags"] = {"all_": [slug_tag(slug)]}
+        if states:
+            wanted["state"] = {"type": {"any_": list(states)}}
+        found: list[FlowRun] = []
+        while limit is None or len(found) < limit:
+            size = PAGE if limit is None else min(PAGE, limit - len(found))
+            body = {
+                "flows": {"name": {"any_": [FLOW]}},
+                "flow_runs": wanted,
+                "sort": "START_TIME_DESC",
+                "limit": size,
+                "offset": len(found),
+            }
+            page = self._ask("POST", "/flow_runs/filter", body, list[FlowRun])
+            found += page
+            if len(page) < size:
+                break
+        return sorted(found, key=lambda run: run.created, reverse=True)
+
+    def run(self, flow_run_id: str) -> FlowRun:
+        """Return one flow run."""
+        return self._ask("GET", f"/flow_runs/{flow_run_id}", None, FlowRun)
+
+    def states(self, flow_run_id: str) -> list[State]:
+        """Return every state that a run has had, oldest first."""
+        path = f"/flow_run_states/?flow_run_id={flow_run_id}"
+        return sorted(self._ask("GET", path, None, list[State]), key=lambda state: state.timestamp)
+
+    def set_state(
+        self, flow_run_id: str, state: Mapping[str, Any], *, message: str, force: bool = False
+    ) -> State | None:
+        """Propose a state and return the one that the run has now (Prefect may choose another)."""
+        body = {"state": {**state, "message": message}, "force": force}
+        reply = self._ask("POST", f"/flow_runs/{flow_run_id}/set_state", body, _StateReply)
+        return reply.state
+
+    def update(self, flow_run_id: str, **values: Any) -> None:
+        """Replace a run's name, tags or parameters."""
+        self._send("PATCH", f"/flow_runs/{flow_run_id}", values)
+
+    def deployment_id(self, name: str) -> str:
+        """Return the id of a deployment, `flow/name`.
+
+        Raises:
+            Rejected: there is none.
+        """
+        try:
+            return self._ask("GET", f"/deployments/name/{name}", None, _Id).id
+        except _RefusedError as error:
+            if error.status == httpx.codes.NOT_FOUND:
+                raise Rejected(
+                    f"no deployment {name!r}: make it with `python -m flows.deploy --pool NAME`."
+                ) from None
+            raise
+
+    def deployment_name(self, deployment_id: str) -> str:
+        """Return a deployment's own name."""
+        return self._ask("GET", f"/deployments/{deployment_id}", None, _Name).name
+
+    def create_run(
+        self, deployment_id: str, *, slug: str, parameters: Mapping[str, Any]
+    ) -> tuple[FlowRun, bool]:
+        """Create the run of `slug`; False: it was there already and stays as it was.
+
+        Raises:
+            Rejected: Prefect does not take the parameters.
+        """
+        body = {
+            "name": slug,
+            "tags": [slug_tag(slug)],
+            "idempotency_key": slug,
+            "parameters": {"parameters": dict(parameters)},
+            "state": {"type": "SCHEDULED"},
+        }
+        response = self._send("POST", f"/deployments/{deployment_id}/create_flow_run", body)
+        return _decode(response.content, FlowRun), response.status_code == httpx.codes.CREATED
+
+    def last_heartbeat(self, flow_run_id: str) -> datetime | None:
+        """Return when the run's flow process was last heard; unset: never, or too long ago to be kept."""
+        body = {
+            "filter": {
+                "event": {"name": [HEARTBEAT]},
+                "resource": {"id": [f"prefect.flow-run.{flow_run_id}"]},
+                "order": "DESC",
+            },
+            "limit": 1,
+        }
+        events = self._ask("POST", "/events/filter", body, _Events).events
+        return events[0].occurred if events else None
+
+    def logs(self, flow_run_id: str, *, offset: int) -> list[str]:
+        """Return a run's log lines after the first `offset`, at most 200."""
+        body = {
+            "logs": {"flow_run_id": {"any_": [flow_run_id]}},
+            "sort": "TIMESTAMP_ASC",
+            "offset": offset,
+            "limit": PAGE,
+        }
+        return [line.message for line in self._ask("POST", "/logs/filter", body, list[_Log])]
+
+    def put_artifact(self, flow_run_id: str, *, key: str, type: str, data: Any, description: str) -> None:  # noqa: A002 - Prefect's word
+        """Make the run's artifact `key`, or replace what it shows."""
+        body = {"artifacts": {"key": {"any_": [key]}, "flow_run_id": {"any_": [flow_run_id]}}, "limit": 1}
+        held = self._ask("POST", "/artifacts/filter", body, list[_Id])
+        values = {"data": data, "description": description}
+        if held:
+            self._send("PATCH", f"/artifacts/{held[0].id}", values)
+        else:
+            self._send(
+                "POST", "/artifacts/", {**values, "key": key, "type": type, "flow_run_id": flow_run_id}
+            )
+
+    def page(self, flow_run_id: str) -> str:
+        """Return the address of the run's page in Prefect's UI."""
+        base = PREFECT_UI_URL.value() or self._address.removesuffix("/api")
+        return f"{base}/runs/flow-run/{flow_run_id}"
+
+    def _ask(self, method: str, path: str, body: Any, kind: type[T]) -> T:
+        return _decode(self._send(method, path, body).content, kind)
+
+    def _send(self, method: Any, path: Any, body: Any) -> httpx.Response:
+        try:
+            return self._client.request(method, path, json=body)
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+                raise self._away(f"answered {error.response.status_code}") from error
+            raise _RefusedError(path, error.response) from error
+        except httpx.TransportError as error:
+            raise self._away(f"does not answer ({type(error).__name__})") from error
+
+    def _away(self, how: str) -> Unavailable:
+        return Unavailable(f"the Prefect server at {self._address} {how}: start it, or set PREFECT_API_URL.")
+
+
+class _RefusedError(Rejected):
+    """A 4xx reply."""
+
+    def __init__(self, path: str, response: httpx.Response) -> None:
+        self.status = response.status_code
+        super().__init__(f"Prefect refuses {path} with {response.status_code}: {response.text[:500]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Id:
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _StateReply:
+    state: State | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    occurred: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    events: list[_Event]
+
+
+def _decode(content: bytes, kind: type[T]) -> T:
+    return msgspec.json.decode(content, type=kind)

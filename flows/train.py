@@ -1,0 +1,208 @@
+"""The flow `train`: one experiment under one slug, until it is done, whatever dies in between."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable  # noqa: TC003 - Prefect reads the annotations
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State  # noqa: TC002 - Prefect reads the annotations
+from prefect.exceptions import Abort, TerminationSignal
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+
+from flows.assignment import Assignment, assign
+from flows.background import Every
+from flows.endings import Action, Decision, Ended, Ending, Policy, describe
+from flows.keeper import Keeper, now_ms
+from flows.ledger import Ledger, Owner
+from flows.parameters import TrainParameters  # noqa: TC001 - Prefect reads the annotations
+from flows.processes import host_name, this_process
+from flows.pulse import Upkeep
+from flows.report import Report
+from flows.server import AWAITING_RETRY, FlowRun, Server, connect
+from flows.trainer import CommandOf, SexpgpuTrainer, sexpgpu_command, work_folder
+from runtime.checkpoints.location import open_store
+from runtime.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flows.processes import ProcessId
+
+__all__ = ["keep_run", "train"]
+
+REPORT_S, PUBLISH_S, PULSE_S, WATCH_S = 1.0, 10.0, 15.0, 15.0
+LAST_WORDS_S = 3.0
+HAND_BACK_S = 30.0
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+
+@flow(name="train", retries=0, persist_result=False)
+def train(parameters: TrainParameters) -> State[Any]:
+    """Train one experiment under one slug, and resume it until it is done."""
+    return keep_run(parameters, sexpgpu_command)
+
+
+@task(
+    name="attempt", task_run_name="attempt-{number}", retries=0, persist_result=False, cache_policy=NO_CACHE
+)
+def attempt(number: int, run: Callable[[], Ended]) -> State[Any]:  # noqa: ARG001 - it names the task run
+    """Run one attempt, so that Prefect shows how long it took and how it ended."""
+    ended = run()
+    if ended.ending is Ending.DONE:
+        return Completed(message=describe(ended))
+    return Failed(name=ended.ending.capitalize(), message=describe(ended))
+
+
+def keep_run(parameters: TrainParameters, command: CommandOf) -> State[Any]:
+    """Look after the flow run in which this is called; `command` makes an attempt's command line.
+
+    Raises:
+        Abort: another process looks after the run: no state is reported.
+    """
+    log = get_run_logger()
+    with connect() as server:
+        run = server.run(str(flow_run.id))
+        try:
+            assignment = assign(server, run, parameters, environment=os.environ, host=host_name())
+        except RunError as error:
+            return Failed(message=str(error))
+        if assignment.host not in (None, host_name()):
+            _hand_back(server, run, assignment)
+    care = _Care(assignment.parameters, run, command, log)
+    try:
+        return _state(care.keep())
+    except RunError as error:
+        return Failed(message=str(error))
+    except TerminationSignal:
+        if care.ended_elsewhere is not None:
+            raise Abort(f"{care.slug} was ended elsewhere: {care.ended_elsewhere}") from None
+        raise
+
+
+def _state(decision: Decision) -> State[Any]:
+    match decision.action:
+        case Action.COMPLETE:
+            return Completed(message=decision.reason)
+        case Action.FAIL:
+            return Failed(message=decision.reason)
+        case _:
+            raise Abort(decision.reason)
+
+
+def _hand_back(server: Server, run: FlowRun, assignment: Assignment) -> None:
+    """Leave the run to a worker of the host that holds its location."""
+    later = datetime.now(UTC) + timedelta(seconds=HAND_BACK_S)
+    message = f"{assignment.parameters.location} is on {assignment.host}: waiting for a worker there"
+    state = {**AWAITING_RETRY, "state_details": {"scheduled_time": later.isoformat()}}
+    server.set_state(run.id, state, message=message, force=True)
+    raise Abort(message)
+
+
+class _Care:
+    """Everything that one flow process has in hand while it looks after one run."""
+
+    def __init__(self, parameters: TrainParameters, run: FlowRun, command: CommandOf, log: Log) -> None:
+        assert parameters.slug is not None
+        assert parameters.location is not None
+        assert run.state is not None
+        self.slug, self._run, self._log = parameters.slug, run, log
+        self.ended_elsewhere: str | None = None
+        self._cancelling = 0
+        folder = work_folder(parameters, os.environ)
+        store = open_store(parameters.location, os.environ)
+        owner = Owner(
+            token=uuid.uuid4().hex,
+            process=this_process(),
+            flow_run_id=run.id,
+            state_id=run.state.id,
+            since_ms=now_ms(),
+        )
+        self._report = Report(slug=self.slug, flow_run_id=run.id, events=folder / "events.jsonl", log=log)
+        self._upkeep = Upkeep(store, owner.token, progress=self._report.steps)
+        self._trainer = SexpgpuTrainer(
+            parameters=parameters,
+            folder=folder,
+            command=command,
+            environment=os.environ,
+            report=self._report,
+            upkeep=self._upkeep,
+        )
+        self._keeper = Keeper(
+            slug=self.slug,
+            store=store,
+            owner=owner,
+            policy=Policy(
+                interruptions=parameters.interruptions,
+                failures=parameters.failures,
+                no_progress=parameters.no_progress,
+            ),
+            notice_s=parameters.notice_s,
+            train=self._as_task,
+            say=self._report.say,
+            show=self._show,
+        )
+
+    def keep(self) -> Decision:
+        """Look after the run until its last word."""
+        with self._in_background():
+            decision = self._keeper.keep()
+            self._report.say(decision.reason)
+            return decision
+
+    def _as_task(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:
+        ended: list[Ended] = []
+
+        def run() -> Ended:
+            ended.append(self._trainer(number, started))
+            return ended[0]
+
+        attempt(number, run, return_state=True)
+        return ended[0]
+
+    def _show(self, ledger: Ledger) -> None:
+        self._report.ledger = ledger
+
+    @contextlib.contextmanager
+    def _in_background(self) -> Iterator[None]:
+        threads = [
+            Every(REPORT_S, self._report.read, name="log"),
+            Every(PUBLISH_S, self._report.publish, name="artifacts"),
+            Every(PULSE_S, self._upkeep.tick, name="pulse"),
+            Every(WATCH_S, self._watch, name="state"),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._upkeep.close()
+            deadline = time.monotonic() + LAST_WORDS_S
+            for thread in threads:
+                thread.ask_to_stop()
+            for thread in threads:
+                thread.stop(timeout_s=max(0.0, deadline - time.monotonic()))
+
+    def _watch(self) -> None:
+        """Notice a cancellation that no worker delivers any more: ours may be dead."""
+        with connect(retries=0) as server:
+            state = server.run(self._run.id).state
+            if state is None or self.ended_elsewhere is not None:
+                return
+            self._cancelling = self._cancelling + 1 if state.type == "CANCELLING" else 0
+            if state.type not in ("CANCELLED", "FAILED", "COMPLETED") and self._cancelling < 2:
+                return
+            self._log.warning("%s is %s and its worker did not say so: stopping", self.slug, state.name)
+            self.ended_elsewhere = state.name
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,168 @@
+"""One attempt of a run on this host: the command line, the GPUs, the files, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from flows.attempts import Attempt, Plan
+from flows.endings import Ended, Ending, classify
+from flows.gpus import Host, Lease, lease
+from flows.parameters import TrainParameters, experiment_path, file_name
+from runtime.errors import Rejected, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from flows.processes import ProcessId
+    from flows.pulse import Upkeep
+    from flows.report import Report
+
+__all__ = ["CommandOf", "SexpgpuTrainer", "sexpgpu_command", "work_folder"]
+
+DEFAULT_WORK_DIR = "~/.local/state/slugline"
+
+
+class CommandOf(Protocol):
+    """Makes an attempt's command line: `sexpgpu_command`, or a test's."""
+
+    def __call__(
+        self,
+        parameters: TrainParameters,
+        *,
+        experiment: Path,
+        events: Path,
+        targets: Sequence[str],
+        num_gpus: int,
+    ) -> list[str]:
+        """Return the program and its arguments."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SexpgpuTrainer:
+    """Runs attempts as the parameters say. `folder` keeps the run's event file and logs on this host."""
+
+    parameters: TrainParameters
+    folder: Path
+    command: CommandOf
+    environment: Mapping[str, str]
+    report: Report
+    upkeep: Upkeep
+
+    def __call__(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:
+        """Run attempt `number` to its end, on leased GPUs."""
+        log = self.folder / f"attempt-{number:04d}.log"
+        self.report.begin(log)
+        oom_before = oom_kills()
+        try:
+            experiment = experiment_path(self.parameters.experiment)
+            host = Host.from_environment(self.environment)
+            with lease(self._num_gpus(host), host, on_wait=self.report.say) as leased:
+                self.report.say(f"attempt {number} is running")
+                code = self._run(self._plan(experiment, log, number, leased), number, started)
+        except (Rejected, Unavailable) as error:
+            return Ended(ending=classify(error.exit_code), code=error.exit_code, error=str(error))
+        return self._ended(code, out_of_memory=oom_kills() > oom_before)
+
+    def _run(self, plan: Plan, number: int, started: Callable[[ProcessId | None], None]) -> int:
+        # Leaving the block by whatever way stops the trainer, and leaves no process behind.
+        attempt = Attempt(plan)
+        with attempt:
+            self.upkeep.follow(plan.log, number)
+            started(attempt.process())
+            return attempt.wait()
+
+    def _num_gpus(self, host: Host) -> int:
+        if self.parameters.device == "cpu":
+            return 0
+        return min(1, len(host.gpus)) if self.parameters.gpus is None else self.parameters.gpus
+
+    def _plan(self, experiment: Path, log: Path, number: int, leased: Lease) -> Plan:
+        command = self.command(
+            self.parameters,
+            experiment=experiment,
+            events=self.folder / "events.jsonl",
+            targets=(*self.environment.get("SLUGLINE_TARGETS", "").split(), *self.parameters.targets),
+            num_gpus=len(leased.gpus),
+        )
+        # What Prefect tells a flow process about itself is no business of its trainer.
+        kept = {name: value for name, value in self.environment.items() if not name.startswith("PREFECT__")}
+        return Plan(
+            command=command,
+            folder=self.folder,
+            log=log,
+            summary=self.folder / f"attempt-{number:04d}.json",
+            environment={**kept, **leased.environment()},
+            notice_s=self.parameters.notice_s,
+            inherited=leased.descriptors,
+        )
+
+    def _ended(self, code: int, *, out_of_memory: bool) -> Ended:
+        ending = classify(code)
+        last_line = self.report.last_line()
+        if ending is Ending.FAILED:
+            step, error = self.report.progress.failed or (None, last_line)
+            return Ended(ending=ending, code=code, step=step, error=error)
+        if ending in (Ending.REJECTED, Ending.UNAVAILABLE):
+            return Ended(ending=ending, code=code, error=last_line)
+        memory = "out of memory" if code == -signal.SIGKILL and out_of_memory else None
+        return Ended(ending=ending, code=code, error=memory)
+
+
+def work_folder(parameters: TrainParameters, environment: Mapping[str, str]) -> Path:
+    """Return the run's folder on this host, made if need be."""
+    assert parameters.slug is not None
+    base = parameters.work_dir or environment.get("SLUGLINE_WORK_DIR") or DEFAULT_WORK_DIR
+    folder = Path(base).expanduser() / file_name(parameters.slug)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def sexpgpu_command(
+    parameters: TrainParameters, *, experiment: Path, events: Path, targets: Sequence[str], num_gpus: int
+) -> list[str]:
+    """Return the command line of `sexpgpu run` for these parameters."""
+    flags = {
+        "--slug": parameters.slug,
+        "--location": parameters.location,
+        "--folder": parameters.folder,
+        "--variant": parameters.variant,
+        "--steps": parameters.steps,
+        "--eval-every": parameters.eval_every,
+        "--device": parameters.device,
+        "--devices": ",".join(map(str, range(num_gpus))) if num_gpus > 1 else None,
+        "--notice": f"{parameters.notice_s:g}",
+    }
+    knobs = dict(parameters.knobs)
+    if parameters.precision is not None:
+        knobs["precision"] = parameters.precision
+    return [
+        # The script beside our interpreter: `-m` would put the working folder, and a `runtime/` in it, first.
+        str(Path(sys.executable).with_name("sexpgpu")),
+        "run",
+        str(experiment),
+        "--json",
+        *(f"{flag}={value}" for flag, value in flags.items() if value is not None),
+        *(f"--knob={name}={_knob_text(value)}" for name, value in knobs.items()),
+        *(f"--metrics={target}" for target in (f"jsonl:{events}", *targets)),
+    ]
+
+
+def _knob_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def oom_kills() -> int:
+    """Return how often the kernel has killed for memory in our control group; 0 where it does not say."""
+    try:
+        group = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()[0].rpartition(":")[2]
+        events = Path(f"/sys/fs/cgroup{group}/memory.events").read_text(encoding="utf-8")
+    except (OSError, IndexError):
+        return 0
+    counts = dict(line.split() for line in events.splitlines())
+    return int(counts.get("oom_kill", 0))

@@ -1,0 +1,171 @@
+"""A real Prefect server, workers and rescue, each a process of its own, with nothing of the user's Prefect."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from tests.support.waiting import free_port, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PrefectStack", "prefect_stack"]
+
+POOL = "gpu"
+START_S = 90
+
+
+@dataclass
+class PrefectStack:
+    """What is running, by pid. `home` holds Prefect's database, the logs and the runs."""
+
+    home: Path
+    port: int
+    extra_env: dict[str, str] = field(default_factory=dict)
+    server: subprocess.Popen[bytes] | None = None
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    def env(self) -> dict[str, str]:
+        """The environment of every process of the stack, and of a test that talks to it."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+        return {
+            **kept,
+            "DO_NOT_TRACK": "1",
+            "PREFECT_HOME": str(self.home / "prefect"),
+            "PREFECT_API_URL": self.api,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+            "PREFECT_CLIENT_MAX_RETRIES": "30",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "SLUGLINE_WORK_DIR": str(self.home / "runs"),
+            "SLUGLINE_GPU_LOCKS": str(self.home / "gpu-locks"),
+            "SLUGLINE_LOCATION": str(self.home / "locations"),
+            "OMP_NUM_THREADS": "1",
+            "NO_PROXY": "127.0.0.1,localhost",
+            **self.extra_env,
+        }
+
+    def start_server(self) -> None:
+        """Start the server, or start it again on the same database, and wait until it answers."""
+        command = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        self.server = self.spawn(command, "server")
+        wait_until(self._healthy, within_s=START_S, what=lambda: self.log("server"))
+
+    def kill_server(self) -> None:
+        """Kill it as a power failure would."""
+        assert self.server is not None
+        self.server.kill()
+        self.server.wait()
+
+    def deploy(self, *, module: str = "flows.deploy") -> None:
+        """Make the pool and the deployment."""
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--pool", POOL],
+            env=self.env(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def start_worker(self, name: str, *, pool: str = POOL) -> subprocess.Popen[bytes]:
+        """Start one more worker."""
+        return self.spawn(
+            ["-m", "prefect", "worker", "start", "--pool", pool, "--name", name], f"worker-{name}"
+        )
+
+    def start_rescue(self, *flags: str) -> subprocess.Popen[bytes]:
+        """Start the rescue of this host."""
+        return self.spawn(["-m", "flows.rescue", *flags], "rescue")
+
+    def spawn(self, arguments: list[str], name: str) -> subprocess.Popen[bytes]:
+        """Start a Python process of the stack in a group of its own; its output goes to `<name>.log`."""
+        with (self.home / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=self.env(),
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def log(self, name: str) -> str:
+        """What a process has printed."""
+        return (self.home / f"{name}.log").read_text(errors="replace")
+
+    def pids(self, *words: str) -> list[int]:
+        """The processes of this stack whose command line holds all of `words`."""
+        marker = f"PREFECT_HOME={self.home / 'prefect'}".encode()
+        return [
+            pid for pid, line, env in _processes() if marker in env and all(word in line for word in words)
+        ]
+
+    def close(self) -> None:
+        """End everything, by pid: what was started here and what that has started."""
+        for process in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+        deadline = time.monotonic() + 30
+        while (left := self.pids()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+    def _healthy(self) -> bool:
+        assert self.server is not None
+        assert self.server.poll() is None, self.log("server")
+        try:
+            return httpx.get(f"{self.api}/health", timeout=2, trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+
+def _processes() -> Iterator[tuple[int, str, list[bytes]]]:
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            env = (entry / "environ").read_bytes().split(b"\0")
+            state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state not in "ZX":
+            yield int(entry.name), line, env
+
+
+@contextlib.contextmanager
+def prefect_stack(**extra_env: str) -> Iterator[PrefectStack]:
+    """A server with the pool and the deployment made; the caller starts workers and rescue."""
+    home = Path(tempfile.mkdtemp(prefix="prefect-stack-"))
+    stack = PrefectStack(home, free_port(), dict(extra_env))
+    try:
+        stack.start_server()
+        yield stack
+    finally:
+        stack.close()
+        shutil.rmtree(home, ignore_errors=True)

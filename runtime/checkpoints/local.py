@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 import time
 import uuid
 from contextlib import contextmanager, suppress
@@ -36,6 +37,7 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
+        self._thread_lock = threading.Lock()
 
     def get(self, key: str) -> tuple[bytes, str]:
         """See `Store.get`."""
@@ -47,11 +49,9 @@ class LocalStore:
         """See `Store.put`."""
         with self._translated("write", key):
             half = self._write_aside(data)
-            try:
+            with self._locked():  # a delete that removes the empty folder would come between
                 self._rename(half, self.root / key)
-            except BaseException:
-                half.unlink(missing_ok=True)
-                raise
+            _fsync_folder((self.root / key).parent)
 
     def put_if(self, key: str, data: bytes, *, etag: str | None) -> str:
         """See `Store.put_if`."""
@@ -63,6 +63,7 @@ class LocalStore:
             if held != etag:
                 raise Conflict(f"{self.root / key} was written by somebody else")
             self._rename(self._write_aside(data), self.root / key)
+            _fsync_folder((self.root / key).parent)
         return blake3(data).hexdigest()
 
     def read_into(self, key: str, buffer: memoryview) -> None:
@@ -101,7 +102,7 @@ class LocalStore:
                 path.unlink(missing_ok=True)
             folders.add(path.parent)
         for folder in folders - {self.root, self.root / HALF_WRITTEN}:
-            with suppress(OSError):  # not empty, or gone
+            with self._locked(), suppress(OSError):  # not empty, or gone
                 folder.rmdir()
 
     def _write_aside(self, data: bytes | bytearray | memoryview) -> Path:
@@ -119,25 +120,15 @@ class LocalStore:
         return half
 
     def _rename(self, half: Path, path: Path) -> None:
-        for last in (False, True):
-            self._make_folder(path.parent)
-            try:
-                half.rename(path)
-                break
-            except FileNotFoundError:  # somebody deleted the last object beside it, and the folder with it
-                if last:
-                    raise
-        _fsync_folder(path.parent)
-
-    def _make_folder(self, folder: Path) -> None:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            _fsync_folder(folder.parent)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _fsync_folder(path.parent.parent)
+        half.rename(path)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / LOCK).open("ab") as file:
+        with self._thread_lock, (self.root / LOCK).open("ab") as file:
             deadline = time.monotonic() + LOCK_WITHIN_S
             while not _try_lock(
                 file.fileno()
@@ -182,7 +173,10 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:  # what was put there was deleted, and the folder with it
+        return
     try:
         os.fsync(descriptor)
     finally:

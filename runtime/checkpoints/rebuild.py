@@ -66,13 +66,14 @@ def _read(store: Store, key: str, sizes: Mapping[str, int]) -> tuple[CheckpointE
     try:
         data, _ = store.get(key)
         manifest = decode_manifest(data)
-        folder = key.rpartition("/")[0]
-        for file in manifest.files:
-            if sizes.get(f"{folder}/{file.name}") != file.size_bytes:
-                raise Damaged(f"{file.name} is missing or of another size")
     except (Damaged, Missing) as error:
         _log.warning("%s is left out: %s", key, error)
         return None
+    folder = key.rpartition("/")[0]
+    for file in manifest.files:
+        if sizes.get(f"{folder}/{file.name}") != file.size_bytes:
+            _log.warning("%s is left out: %s is missing or of another size", key, file.name)
+            return None
     entry = CheckpointEntry(
         step=manifest.step,
         attempt=manifest.attempt,

@@ -35,6 +35,9 @@ __all__ = ["S3Store"]
 DELETES_PER_REQUEST = 1000  # S3's own limit
 READ_CHUNK_BYTES = 1 << 20
 PARALLEL_REQUESTS = 16
+# A start gives up within half a minute on a location that takes a request and never answers.
+CONTROL_READ_S = 10.0
+CONTROL_TRIES = 2
 _FORBIDDEN = {401, 403}
 _LOST_THE_RACE = {409, 412}
 
@@ -53,8 +56,7 @@ class S3Store:
         session = _session(env)
         endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL")
         self._where = _endpoint(endpoint) if endpoint else "AWS"
-        # A start gives up within half a minute on a location that does not answer: two tries of ten seconds.
-        self._control = _client(session, endpoint, connect_s=5, read_s=10, tries=2)
+        self._control = _client(session, endpoint, connect_s=5, read_s=CONTROL_READ_S, tries=CONTROL_TRIES)
         self._bulk = _client(session, endpoint, connect_s=20, read_s=30, tries=1)
 
     def get(self, key: str) -> tuple[bytes, str]:
@@ -184,10 +186,14 @@ class _Body:
 def _session(env: Mapping[str, str]) -> boto3.Session:
     """Keys given by name; without them boto3's own chain (profile, web identity, the instance's role)."""
     keys: dict[str, Any] = {}
+    if bool(env.get("AWS_ACCESS_KEY_ID")) != bool(env.get("AWS_SECRET_ACCESS_KEY")):
+        raise Rejected(
+            "one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set without the other: set both"
+        )
     if env.get("AWS_ACCESS_KEY_ID"):
         keys = {
             "aws_access_key_id": env["AWS_ACCESS_KEY_ID"],
-            "aws_secret_access_key": env.get("AWS_SECRET_ACCESS_KEY"),
+            "aws_secret_access_key": env["AWS_SECRET_ACCESS_KEY"],
             "aws_session_token": env.get("AWS_SESSION_TOKEN"),
         }
     region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
@@ -195,8 +201,6 @@ def _session(env: Mapping[str, str]) -> boto3.Session:
         return boto3.Session(region_name=region, profile_name=env.get("AWS_PROFILE"), **keys)
     except ProfileNotFound as error:
         raise Rejected(f"AWS_PROFILE: {error}; name one that ~/.aws/config holds") from error
-    except BotoCoreError as error:
-        raise Rejected(f"AWS_ACCESS_KEY_ID without its secret: {error}; set AWS_SECRET_ACCESS_KEY") from error
 
 
 def _client(

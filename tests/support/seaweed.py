@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +56,7 @@ class S3Server:
 
     def client(self) -> Any:
         """A plain boto3 client, for looking at what was stored."""
-        return boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-            region_name="us-east-1",
-            config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}, read_timeout=20),
-        )
+        return _client(self.endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +79,18 @@ class Bucket:
             self.server.client().get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
         )
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+
+@cache
+def _client(endpoint: str) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}, read_timeout=20),
+    )
 
 
 def weed() -> Path:
@@ -134,7 +140,7 @@ def running_server(folder: Path) -> Iterator[S3Server]:
     command = [
         str(weed()), "mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         "-master.telemetry=false", "-admin.ui=false", "-webdav=false", f"-s3.config={identities}",
-        "-s3.port.iceberg=0", "-s3.port.lance=0", *flags,
+        "-s3.autoCreateBucket=false", "-s3.port.iceberg=0", "-s3.port.lance=0", *flags,
     ]  # fmt: skip
     (folder / "data").mkdir(exist_ok=True)
     server = S3Server(f"http://127.0.0.1:{ports[3]}")
@@ -183,7 +189,9 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server) -> Bucket:
+def bucket(s3_server: S3Server) -> Iterator[Bucket]:
     name = f"test-{uuid.uuid4().hex[:12]}"
     s3_server.client().create_bucket(Bucket=name)
-    return Bucket(name, s3_server)
+    yield Bucket(name, s3_server)
+    with suppress(ClientError, BotoCoreError):  # its volumes go with it; the server's end would do as well
+        s3_server.client().delete_bucket(Bucket=name)

@@ -202,17 +202,14 @@ def _connect(data: Path | None) -> None:
     if data is None and os.environ.get("PREFECT_API_URL"):
         return
     directory = local.data_directory(data)
-    from infra.local.environment import MARKER, service_environment
+    from infra.local.environment import command_environment
     from infra.local.supervision import Supervisor
 
     if Supervisor(directory).pid() is None:
         raise StackError(f"the stack in {directory.path} is not up: start it with slugline up")
-    wanted = service_environment(directory, os.environ)
-    # A command tells its user that a server is away; the stack's own processes wait for it.
-    del wanted[MARKER], wanted["PREFECT_CLIENT_MAX_RETRIES"]
-    for name in set(os.environ) - set(wanted):
-        del os.environ[name]
-    os.environ.update(wanted)
+    variables = command_environment(directory, os.environ)
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def _told(run: "RunView", what: str, *, follow: bool, as_json: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
 from typing import TYPE_CHECKING
 
 from infra.local.directory import BUCKET
@@ -13,7 +15,15 @@ if TYPE_CHECKING:
 
     from infra.local.directory import DataDirectory
 
-__all__ = ["MARKER", "client_environment", "metrics_url", "prefect_url", "s3_url", "service_environment"]
+__all__ = [
+    "MARKER",
+    "client_environment",
+    "command_environment",
+    "metrics_url",
+    "prefect_url",
+    "s3_url",
+    "service_environment",
+]
 
 MARKER = "SLUGLINE_STACK"
 """Set to the data directory in every process of a stack, so that `down` finds each of them again."""
@@ -79,6 +89,8 @@ def service_environment(directory: DataDirectory, environ: Mapping[str, str]) ->
         **client_environment(directory, environ),
         **_QUIET,
         MARKER: str(directory.path),
+        # `python` and `sexpgpu` in a service are those that it was started with, activated or not.
+        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), environ.get("PATH", os.defpath)]),
         # A run that is scheduled without these keeps everything in this stack.
         "SLUGLINE_LOCATION": f"s3://{BUCKET}",
         "SLUGLINE_TARGETS": "syvain",
@@ -94,6 +106,14 @@ def service_environment(directory: DataDirectory, environ: Mapping[str, str]) ->
         # Prefect has no password here: a web page of another origin shall not talk to it.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": prefect_url(ports),
     }
+
+
+def command_environment(directory: DataDirectory, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a command that talks to the stack and is none of its processes."""
+    variables = service_environment(directory, environ)
+    # A command tells its user that a server is away; the stack's own processes wait for it.
+    del variables[MARKER], variables["PREFECT_CLIENT_MAX_RETRIES"]
+    return variables
 
 
 def _without_proxy(environ: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from infra.local.environment import metrics_url, prefect_url, s3_url
 from infra.local.errors import StackError
 from infra.local.ports import HOST
 
-__all__ = ["POOL", "SERVICES", "Service", "service"]
+__all__ = ["POOL", "RUNNERS", "SERVERS", "SERVICES", "Service", "service"]
 
 POOL = "slugline"
 """The Prefect work pool that the stack's worker serves."""
@@ -153,8 +153,7 @@ def _polls(directory: DataDirectory) -> str | None:
     return None if socket.gethostname() in online else "has not polled its work pool yet"
 
 
-# In the order in which they are needed; stopped in the opposite one.
-SERVICES = (
+SERVERS = (
     Service(
         name="s3",
         title="S3 (SeaweedFS)",
@@ -177,6 +176,10 @@ SERVICES = (
         check=lambda directory: _answers(metrics_url(directory.ports()) + "/healthz"),
         url=lambda directory: metrics_url(directory.ports()),
     ),
+)
+"""What everything else needs: first up, last down."""
+
+RUNNERS = (
     Service(
         name="worker",
         title="Prefect worker",
@@ -187,6 +190,9 @@ SERVICES = (
     ),
     Service(name="rescue", title="rescue", command=_rescue, check=lambda _: None),
 )
+"""What starts runs."""
+
+SERVICES = (*SERVERS, *RUNNERS)
 
 
 def service(name: str) -> Service:

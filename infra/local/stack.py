@@ -15,7 +15,7 @@ from infra.local.errors import ServiceError, StackError
 from infra.local.logs import last_lines
 from infra.local.ports import Ports, require_free
 from infra.local.processes import Process, processes, send, wait_until
-from infra.local.services import POOL, SERVICES, Service
+from infra.local.services import POOL, RUNNERS, SERVERS, SERVICES, Service
 from infra.local.supervision import ServiceState, Supervisor
 
 if TYPE_CHECKING:
@@ -27,8 +27,12 @@ Say = Callable[[str], None]
 
 # The first start of Prefect makes its database and compiles its modules; a busy machine takes its time.
 UP_TIMEOUT_S = 180.0
+GIVE_UP_AFTER_S = 10.0
 # Runs in flight save within their notice (20 s unless set); Prefect's own grace is 30.
 SAVE_TIMEOUT_S = 35.0
+
+_WORDS = {"backoff": "ends again and again", "fatal": "ended too often and was given up"}
+_ENDS = frozenset(_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,10 @@ def up(
         else:
             already = False
             _start_supervisor(directory, supervisor, ports=ports, environ=environ, say=say)
-        _start(directory, supervisor, SERVICES[:3], say=say)
+        _start(directory, supervisor, SERVERS, say=say)
         if not already:
             _deploy(directory, environ)
-        _start(directory, supervisor, SERVICES[3:], say=say)
+        _start(directory, supervisor, RUNNERS, say=say)
     return not already
 
 
@@ -92,7 +96,7 @@ def status(directory: DataDirectory) -> list[ServiceStatus]:
 
 def _status(directory: DataDirectory, service: Service, state: ServiceState | None) -> ServiceStatus:
     if state is None or state.pid is None:
-        problem: str | None = "is not up" if state is None else f"is {state.state}"
+        problem: str | None = "is not up" if state is None else _WORDS.get(state.state, f"is {state.state}")
     else:
         problem = service.check(directory)
     return ServiceStatus(service, state, problem, service.url(directory))
@@ -157,6 +161,8 @@ def _wait_well(
     directory: DataDirectory, supervisor: Supervisor, service: Service, *, deadline: float
 ) -> None:
     problem: str | None = None
+    # The first try may have met something that passes: one is not enough to give up.
+    patience = time.monotonic() + GIVE_UP_AFTER_S
 
     def settled() -> bool:
         nonlocal problem
@@ -164,8 +170,9 @@ def _wait_well(
         problem = _status(directory, service, state).problem
         if problem is None and state is not None and state.state != "running":
             # It may still fall over: the supervisor calls it running after a few seconds.
-            problem = f"is {state.state}"
-        return problem is None or (state is not None and state.state in {"fatal", "backoff"})
+            problem = _WORDS.get(state.state, f"is {state.state}")
+        hopeless = state is not None and state.state in _ENDS and time.monotonic() > patience
+        return problem is None or hopeless
 
     wait_until(settled, timeout_s=deadline - time.monotonic(), every_s=0.2)
     if problem is not None:
@@ -179,11 +186,11 @@ def _stop(directory: DataDirectory, *, say: Say, save_timeout_s: float) -> int:
     supervised = supervisor.pid() is not None
     if supervised:
         # Nothing new may start: neither from the queue nor as a resume of what ends now.
-        supervisor.stop_service("rescue")
-        supervisor.stop_service("worker")
+        for service in reversed(RUNNERS):
+            supervisor.stop_service(service.name)
     killed = _stop_runs(directory, supervisor, say=say, timeout_s=save_timeout_s)
     if supervised:
-        for service in reversed(SERVICES[:3]):
+        for service in reversed(SERVERS):
             supervisor.stop_service(service.name)
         supervisor.shut_down()
     elif left := processes(directory):

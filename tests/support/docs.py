@@ -47,9 +47,9 @@ def command_lines(program: str) -> Iterator[tuple[str, list[str]]]:
     for page in pages():
         for block in blocks(page, "sh"):
             for line in block.text.replace("\\\n", " ").splitlines():
-                # A # ends the line for a shell, `&&` the command.
                 words = shlex.split(line, comments=True)
-                words = [word for word in words if not re.fullmatch(r"\w+=.*", word)] if words else words
+                while words and re.fullmatch(r"\w+=.*", words[0]):
+                    del words[0]  # NAME=value before a command
                 if words and Path(words[0]).name == program:
                     end = next(
                         (n for n, word in enumerate(words) if word in {"&&", "|", ">", "&"}), len(words)

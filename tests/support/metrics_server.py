@@ -39,7 +39,8 @@ class MetricsServer:
         self.data = data
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[str] | None = None
+        self.log = data.with_name("server.log")
+        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def key(self) -> str:
@@ -48,19 +49,14 @@ class MetricsServer:
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         """Start the process and wait until it answers."""
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "infra.server", "--data", str(self.data), "--port", str(self.port)),
-                *arguments,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=(self.data.parent / "server.log").open("a"),
-            text=True,
-            env={**os.environ, **(env or {})},
-        )
+        command = [sys.executable, "-m", "infra.server", "--data", str(self.data), "--port", str(self.port)]
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [*command, *arguments], stdout=log, stderr=log, env={**os.environ, **(env or {})}
+            )
         deadline = time.monotonic() + 60
         while not self._answers():
-            assert self.process.poll() is None, (self.data.parent / "server.log").read_text()
+            assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.02)
 
@@ -78,9 +74,7 @@ class MetricsServer:
 
     def _reap(self) -> int:
         assert self.process is not None
-        assert self.process.stdout is not None
         status = self.process.wait(timeout=30)
-        self.process.stdout.close()
         self.process = None
         return status
 

@@ -119,12 +119,12 @@ class StoreConformance:
 
     def test_more_objects_than_a_page_or_a_request_takes(self, store: Store):
         keys = [f"logs/{number:04d}" for number in range(1003)]
-        threads = [
-            threading.Thread(
-                target=lambda part: [store.put(key, b"") for key in part], args=(keys[start::8],)
-            )
-            for start in range(8)
-        ]
+
+        def put_all(part: list[str]) -> None:
+            for key in part:
+                store.put(key, b"")
+
+        threads = [threading.Thread(target=put_all, args=(keys[start::8],)) for start in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -160,6 +160,8 @@ def plan(tensors: Mapping[str, torch.Tensor], *, shard_bytes: int = SHARD_BYTES)
     pieces: list[Piece] = []
     whole: dict[str, Whole] = {}
     for name, tensor in tensors.items():
+        if name == "__metadata__":
+            raise ValueError("__metadata__ is no name for a tensor: safetensors keeps it for itself")
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise ValueError(
                 f"{name} is a {tensor.layout} tensor of {tensor.dtype}: only dense ones are kept"
@@ -239,6 +241,8 @@ def read_tensors(buffers: Sequence[torch.Tensor], whole: Mapping[str, Whole]) ->
 
 def _read_shard(buffer: torch.Tensor) -> dict[str, torch.Tensor]:
     size = int.from_bytes(buffer[:8].numpy().tobytes(), "little")
+    if 8 + size > len(buffer):
+        raise ValueError(f"its header is said to have {size} bytes")
     header = json.loads(buffer[8 : 8 + size].numpy().tobytes())
     data = buffer[8 + size :]
     tensors = {}

@@ -18,16 +18,18 @@ __all__ = ["AnyRow", "Database", "migrate", "new_id", "unavailable"]
 
 AnyRow: TypeAlias = "Row[*tuple[Any, ...]]"
 
-_BUSY_TIMEOUT_MS = 5_000
-
 
 class Database:
-    """One SQLite file in WAL mode. Whatever is committed through `writes` has reached the disk."""
+    """One SQLite file in WAL mode. Whatever is committed through `writes` has reached the disk.
 
-    def __init__(self, path: Path) -> None:
+    `busy_timeout_ms` is how long another process may hold the file before it counts as unavailable.
+    """
+
+    def __init__(self, path: Path, *, busy_timeout_ms: int = 5_000) -> None:
         self.path = path
-        self.writes = _engine(path, begin="BEGIN IMMEDIATE", pragmas=_WRITER_PRAGMAS, pool_size=1)
-        self.reads = _engine(path, begin="BEGIN", pragmas=_READER_PRAGMAS, pool_size=8)
+        busy = {"busy_timeout": str(busy_timeout_ms)}
+        self.writes = _engine(path, begin="BEGIN IMMEDIATE", pragmas=busy | _WRITER_PRAGMAS, pool_size=1)
+        self.reads = _engine(path, begin="BEGIN", pragmas=busy | _READER_PRAGMAS, pool_size=8)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -80,13 +82,11 @@ _WRITER_PRAGMAS = {
     "journal_mode": "WAL",
     "synchronous": "FULL",
     "foreign_keys": "ON",
-    "busy_timeout": str(_BUSY_TIMEOUT_MS),
     "cache_size": "-65536",
     "journal_size_limit": str(64 * 2**20),
 }
 _READER_PRAGMAS = {
     "query_only": "ON",
-    "busy_timeout": str(_BUSY_TIMEOUT_MS),
     "cache_size": "-8192",
 }
 

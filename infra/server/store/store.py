@@ -26,8 +26,10 @@ T = TypeVar("T")
 class Store:
     """Reads run in threads beside one another; writes queue for the one writer."""
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = now_ms) -> None:
-        self.database = Database(path)
+    def __init__(
+        self, path: Path, *, clock_ms: Callable[[], int] = now_ms, busy_timeout_ms: int = 5_000
+    ) -> None:
+        self.database = Database(path, busy_timeout_ms=busy_timeout_ms)
         migrate(self.database)
         self.clock_ms = clock_ms
         self.ingest = Ingest()

@@ -124,10 +124,12 @@ class Writer:
         A database error that is not about the unit's own rows (disk full, I/O) ends the whole commit: SQLite
         may already have rolled the transaction back, and what came after would run outside of one.
         """
+        savepoint = connection.begin_nested()
         try:
-            with connection.begin_nested():
-                unit.outcome = unit.work(connection)
+            unit.outcome = unit.work(connection)
+            savepoint.commit()
         except Exception as error:
             if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError):
                 raise
+            savepoint.rollback()
             unit.error = error

@@ -1,0 +1,169 @@
+"""What is acknowledged is there, exactly once, whatever happens to the server."""
+
+import contextlib
+import random
+import resource
+import sqlite3
+import threading
+import uuid
+
+import httpx
+import pytest
+
+from tests.support.metrics_server import MetricsClient, MetricsServer, running_server
+
+KILLS = 4
+WRITERS = 4
+
+
+@pytest.fixture
+def server(tmp_path):
+    with running_server(tmp_path / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    client = MetricsClient(server.url, server.key)
+    yield client
+    client.close()
+
+
+class Writer(threading.Thread):
+    """Sends batches, each again and again with the same ids until it is acknowledged."""
+
+    def __init__(self, server: MetricsServer, slug: str, stop: threading.Event, *, own_ids: bool):
+        super().__init__()
+        self.client = MetricsClient(server.url, server.key)
+        self.experiment = self.client.open(slug)
+        self.stop, self.own_ids = stop, own_ids
+        self.acknowledged: list[int] = []
+        self.statuses: set[int] = set()
+
+    def run(self):
+        step = 0
+        while not self.stop.is_set():
+            steps = range(step, step + 40)
+            step = steps.stop
+            self.deliver([self.event(one) for one in steps])
+            self.acknowledged.extend(steps)
+        self.client.close()
+
+    def event(self, step):
+        message_id = None if self.own_ids else str(uuid.uuid4())
+        return self.experiment.metric("m", step + 0.5, step, message_id=message_id, timestampMs=step)
+
+    def deliver(self, events):
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                response = self.experiment.post(events)
+                self.statuses.add(response.status_code)
+                if response.status_code == 200:
+                    assert {reply["event"] for reply in response.json()} == {
+                        "syvain.v2.experiment.metricRecorded"
+                    }
+                    return
+            self.stop.wait(0.02)  # the server is down; the main thread starts it again
+
+
+def test_killed_under_load_every_acknowledged_event_is_there_exactly_once(server, client):
+    stop, chance = threading.Event(), random.Random(7)
+    writers = [Writer(server, f"run-{one}", stop, own_ids=one % 2 == 0) for one in range(WRITERS)]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(KILLS):
+            wanted = sum(len(writer.acknowledged) for writer in writers) + chance.randrange(40, 800)
+            while sum(len(writer.acknowledged) for writer in writers) < wanted:
+                stop.wait(0.001)
+            server.kill()
+            server.start()
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    for writer in writers:
+        rows = client.points(writer.experiment.id)["m", ()]
+        assert rows == [(step, step, step + 0.5) for step in writer.acknowledged]
+        assert writer.statuses <= {200}, "no 5xx but while it is down"
+        arrived = sqlite3.connect(server.data / "metrics.sqlite3").execute(
+            "SELECT step FROM points WHERE series_id = (SELECT s.id FROM series s JOIN experiments e"
+            " ON e.id = s.experiment_id WHERE e.uid = ?) ORDER BY arrival",
+            (writer.experiment.id,),
+        )
+        assert [step for (step,) in arrived] == writer.acknowledged, "in order of arrival"
+
+
+def test_what_was_applied_before_a_restart_is_not_applied_again(server, client):
+    experiment = client.open("run")
+    events = [
+        experiment.event("start"),
+        experiment.metric("m", 1.0, -1),  # refused: a hole that the restart must remember
+        experiment.metric("m", 2.0, 1),
+        experiment.metric("m", 3.0, 2, message_id="foreign"),
+        experiment.event("annotate", annotation="n"),
+    ]
+    experiment.send(*events)
+    before = client.record(experiment.id), client.points(experiment.id)
+    server.kill()
+    server.start()
+    assert (client.record(experiment.id), client.points(experiment.id)) == before
+    experiment.send(*events)
+    record = client.record(experiment.id)
+    assert record == before[0] | {"lastHeartbeatAtMs": record["lastHeartbeatAtMs"]}
+    assert client.points(experiment.id) == before[1]
+    right = {**events[1], "data": {**events[1]["data"], "step": 0}}
+    experiment.send(right, *events[2:])
+    assert [value for _, _, value in client.points(experiment.id)["m", ()]] == [1.0, 2.0, 3.0]
+
+
+def test_a_disk_without_room_is_503_applies_nothing_and_needs_nobody_when_there_is_room_again(server, client):
+    """The process may write no file beyond what it has; what was sent meanwhile is applied once, later."""
+    experiment = client.open("run")
+    events = [experiment.metric(f"m{step}", 1.0, step, meta={"k": "v" * 500}) for step in range(1000)]
+    assert server.process is not None
+    unlimited = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+    largest = max(file.stat().st_size for file in server.data.glob("metrics.sqlite3*"))
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (largest, unlimited[1]))
+    response = experiment.post(events)
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "2"
+    assert response.json()["error"]["details"] == "code=unavailable"
+    assert client.post(
+        [{"messageId": "0", "event": "syvain.v2.experiment.open", "data": {"slug": "b"}}]
+    ).is_error
+    assert client.points(experiment.id) == {}
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, unlimited)
+    experiment.send(*events)
+    experiment.send(*events)
+    assert len(client.points(experiment.id)) == 1000
+    assert {len(rows) for rows in client.points(experiment.id).values()} == {1}
+
+
+def test_thirty_two_writers_and_four_readers_see_no_error_and_no_revision_ahead_of_its_points(server, client):
+    stop = threading.Event()
+    writers = [Writer(server, f"run-{one}", stop, own_ids=one % 2 == 0) for one in range(32)]
+    failures: list[str] = []
+
+    def read(seed):
+        reader, chance = MetricsClient(server.url, server.key), random.Random(seed)
+        while not stop.is_set():
+            experiment_id = chance.choice(writers).experiment.id
+            revision = reader.record(experiment_id)["seriesRevision"]
+            num_points = sum(len(rows) for rows in reader.points(experiment_id).values())
+            if num_points < 40 * revision:
+                failures.append(f"revision {revision} with {num_points} points")
+        reader.close()
+
+    threads = [*writers, *[threading.Thread(target=read, args=(seed,)) for seed in range(4)]]
+    for thread in threads:
+        thread.start()
+    while any(len(writer.acknowledged) < 120 for writer in writers):
+        stop.wait(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    for writer in writers:
+        assert writer.statuses == {200}
+        assert len(client.points(writer.experiment.id)["m", ()]) == len(writer.acknowledged)

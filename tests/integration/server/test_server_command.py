@@ -1,0 +1,123 @@
+"""Starting and stopping the server as a command."""
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.support.metrics_server import MetricsClient, MetricsServer, free_port, running_server
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "infra.server", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_first_start_makes_a_key_and_credentials_and_never_shows_the_key(tmp_path):
+    server = MetricsServer(tmp_path / "deep" / "data")
+    server.data.parent.mkdir()
+    config = tmp_path / "config"
+    server.start("--write-credentials", env={"XDG_CONFIG_HOME": str(config)})
+    try:
+        assert (mode(server.data / "key"), mode(server.data)) == (0o600, 0o700)
+        client = MetricsClient(server.url, server.key)
+        (status,) = [client.http.get("/api/v2/auth/status", headers=client.authorization).json()["data"]]
+        client.close()
+        for name in ("syvain-metrics", "o41-metrics"):
+            path = config / name / "auth.json"
+            credentials = json.loads(path.read_text())
+            assert mode(path) == 0o600
+            assert credentials.keys() == {"apiKey", "host", "orgId", "loginAt"}
+            assert (credentials["apiKey"], credentials["host"]) == (server.key, server.url)
+            assert credentials["orgId"] == status["organization"]["id"]
+    finally:
+        assert server.stop() == 0
+    printed = server.log.read_text()
+    assert server.url in printed
+    assert str(server.data / "key") in printed
+    assert server.key not in printed
+    assert server.key.encode() not in (server.data / "metrics.sqlite3").read_bytes()
+
+
+def test_a_second_start_keeps_the_key_and_writes_no_credentials_unasked(tmp_path):
+    config = tmp_path / "config"
+    server = MetricsServer(tmp_path / "data")
+    keys = []
+    for _ in range(2):
+        server.start(env={"XDG_CONFIG_HOME": str(config)})
+        keys.append(server.key)
+        assert server.stop() == 0
+    assert keys[0] == keys[1]
+    assert not config.exists()
+
+
+def test_what_stands_in_the_way_of_a_start_is_one_line_and_exit_2(tmp_path):
+    with running_server(tmp_path / "data") as server:
+        taken = run("--data", str(tmp_path / "other"), "--port", str(server.port))
+        used = run("--data", str(tmp_path / "data"), "--port", str(free_port()))
+    (tmp_path / "file").write_text("")
+    unwritable = run("--data", str(tmp_path / "file"), "--port", str(free_port()))
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "metrics.sqlite3").write_text("this is no database" * 1000)
+    no_database = run("--data", str(tmp_path / "bad"), "--port", str(free_port()))
+    for result, reason in [
+        (taken, "cannot listen on 127.0.0.1 port"),
+        (used, "in use by another server"),
+        (unwritable, "cannot be written"),
+        (no_database, "not a database"),
+    ]:
+        assert result.returncode == 2
+        assert result.stdout == ""
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert reason in line
+    assert not (tmp_path / "other").exists(), "the port is looked at first"
+
+
+def test_a_request_in_flight_is_answered_before_a_stop(tmp_path):
+    """Half of a batch is sent, then SIGTERM, then the rest: it is applied and acknowledged."""
+    with running_server(tmp_path / "data") as server:
+        client = MetricsClient(server.url, server.key)
+        experiment = client.open("run")
+        client.close()
+        body = json.dumps([experiment.metric("m", 1.0, 0)]).encode()
+        head = (
+            f"POST /api/v2/experiments/{experiment.id}/events HTTP/1.1\r\nhost: x\r\n"
+            f"authorization: Bearer {experiment.token}\r\ncontent-length: {len(body)}\r\n"
+            "expect: 100-continue\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(head.encode())
+            assert connection.recv(1024).startswith(b"HTTP/1.1 100"), "without waiting a second for nothing"
+            assert server.process is not None
+            os.kill(server.process.pid, 15)
+            connection.sendall(body)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        assert server.process.wait(30) == 0
+        server.process = None
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/api/v2/events", "/api/v2/nothing"])
+def test_addresses_that_are_not_there_answer_in_the_one_shape(server, path):
+    response = httpx.get(server.url + path)
+    assert response.status_code in {404, 405}
+    assert response.json().keys() == {"data", "error"}
+
+
+def test_health_is_told_to_anybody(server):
+    response = httpx.get(f"{server.url}/healthz")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})

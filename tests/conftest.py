@@ -1,3 +1,8 @@
 """Fixtures that any test may ask for."""
 
-pytest_plugins = ["tests.support.forge", "tests.support.s3_proxy", "tests.support.seaweed"]
+pytest_plugins = [
+    "tests.support.forge",
+    "tests.support.runs",
+    "tests.support.s3_proxy",
+    "tests.support.seaweed",
+]

@@ -109,7 +109,7 @@ def _check_text(flag: str, text: str | None) -> None:
     if text is None:
         return
     if not text.strip() or "\0" in text:
-        raise Rejected(f"{name} must not be empty, got {text!r}")
+        raise Rejected(f"{name} must be text, not empty and without NUL, got {text!r}")
     try:
         text.encode()
     except UnicodeEncodeError:

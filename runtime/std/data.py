@@ -84,8 +84,7 @@ class Shuffled:
 
     def batch(self, index: int) -> Batch:
         """Return batch `index` (from 0)."""
-        with seeded(self.seed, index):
-            data = _gather(self.dataset, self.ids(index), self.collate)
+        data = _gather(self.dataset, self.ids(index), self.collate, key=(self.seed, index))
         return Batch(data, self.batch_size)
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -116,15 +115,16 @@ class InOrder:
         """Return batch `index` (from 0)."""
         start = index % len(self) * self.batch_size
         ids = range(start, min(start + self.batch_size, len(self.dataset)))
-        with seeded(0, index):
-            data = _gather(self.dataset, ids, self.collate)
-        return Batch(data, len(ids))
+        return Batch(_gather(self.dataset, ids, self.collate, key=(0, index)), len(ids))
 
 
-def _gather(dataset: Dataset, ids: Sequence[int], collate: Callable[[list[Any]], Any]) -> Any:
+def _gather(
+    dataset: Dataset, ids: Sequence[int], collate: Callable[[list[Any]], Any], *, key: tuple[int, int]
+) -> Any:
     if isinstance(dataset, Tensors) and collate is default_collate:
-        return dataset.take(ids)
-    return collate([dataset[number] for number in ids])
+        return dataset.take(ids)  # draws nothing, so that it need not be seeded
+    with seeded(*key):
+        return collate([dataset[number] for number in ids])
 
 
 def _check_sizes(dataset: Dataset, batch_size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import multiprocessing
 import os
 import pickle
@@ -91,7 +92,7 @@ class _Worker:
     def receive(self) -> Batch:
         index = self.requested.pop(0)
         try:
-            batch, failure = pickle.loads(self.connection.recv_bytes())  # noqa: S301 - our own child wrote it
+            batch, failure = _receive(self.connection)
         except (EOFError, OSError) as error:
             raise self._died() from error
         if failure is not None:
@@ -102,7 +103,7 @@ class _Worker:
 
     def drain(self) -> None:
         for _ in self.requested:
-            self.connection.recv_bytes()
+            _receive(self.connection)
         self.requested.clear()
 
     def _died(self) -> RuntimeError:
@@ -134,7 +135,7 @@ def _serve(loader: Loader, connection: Connection, parent: int) -> None:
     torch.set_num_threads(1)  # the threads that torch had started were not forked with it
     while os.getppid() == parent:
         index = connection.recv()
-        connection.send_bytes(pickle.dumps(_attempt(loader, index), protocol=5))
+        _send(connection, _attempt(loader, index))
 
 
 def _attempt(loader: Loader, index: int) -> tuple[Any, tuple[str, str] | None]:
@@ -142,6 +143,39 @@ def _attempt(loader: Loader, index: int) -> tuple[Any, tuple[str, str] | None]:
         return _draw(loader, index), None
     except Exception as error:  # noqa: BLE001 - raised again in the parent, with its traceback
         return None, (f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as the bytes that they are; torch's own way took ten times as long."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.layout != torch.strided or value.numel() == 0:
+            return NotImplemented
+        data: Any = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _rebuild, (pickle.PickleBuffer(data), value.dtype, value.shape)
+
+
+def _rebuild(data: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+def _send(connection: Connection, value: Any) -> None:
+    """Send `value`: its pickle, the sizes of its tensors, and the bytes of each."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = io.BytesIO()
+    _Pickler(pickled, protocol=5, buffer_callback=buffers.append).dump(value)
+    connection.send_bytes(pickled.getbuffer())
+    connection.send([buffer.raw().nbytes for buffer in buffers])
+    for buffer in buffers:
+        connection.send_bytes(buffer.raw())
+
+
+def _receive(connection: Connection) -> Any:
+    pickled = connection.recv_bytes()
+    buffers = [bytearray(size_bytes) for size_bytes in connection.recv()]
+    for buffer in buffers:
+        connection.recv_bytes_into(buffer)
+    return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - our own child wrote it
 
 
 def _draw(loader: Loader, index: int) -> Batch:

@@ -172,7 +172,7 @@ def test_never_starts_over(store):
 def test_a_number_rewinds_and_drops_what_came_after(store):
     run_with(store, [4, 8, 12])
     attempt = begin(store, resume=8)
-    assert attempt.checkpoint.step == 8
+    assert the(attempt.checkpoint).step == 8
     assert steps_of(Location(store).record()) == [4, 8]
 
 
@@ -278,7 +278,8 @@ def test_reading_the_record_needs_no_torch(tmp_path):
     code = (
         "import sys\n"
         "from runtime.checkpoints.location import open_location\n"
-        "print(open_location(sys.argv[1], {}).record().newest.step, *{'torch', 'boto3'} & sys.modules.keys())\n"
+        "newest = open_location(sys.argv[1], {}).record().newest\n"
+        "print(newest.step, *{'torch', 'boto3'} & sys.modules.keys())\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True

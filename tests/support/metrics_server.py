@@ -172,9 +172,9 @@ class MetricsClient:
         return dict(reply["data"])
 
     def open(self, slug: str, *, sender: str | None = None, **more: Any) -> Experiment:
-        """Open an experiment."""
+        """Open an experiment. `sender` continues the session of a process that opened it before."""
         sender = sender or uuid.uuid4().hex
-        reply = self.ask("experiment.open", message_id=f"{sender}.0", slug=slug, **more)
+        reply = self.ask("experiment.open", slug=slug, **more)
         assert reply["event"] == _PREFIX + "experiment.opened", reply
         data = reply["data"]
         return Experiment(self, data["experimentId"], data["experimentToken"], data, sender)

@@ -16,10 +16,10 @@ from infra.server.limits import check, check_folder_name, compact_object
 from infra.server.refusals import Refused
 from infra.server.store import annotations as annotation_rows
 from infra.server.store import experiments, folders, series, sessions
-from infra.server.store.sessions import Token, parse_message_id
 from runtime.events import limits
 
 if TYPE_CHECKING:
+    from infra.server.store.sessions import Token
     from infra.server.store.store import Store
 
 __all__ = ["router"]
@@ -78,7 +78,6 @@ _decoder = msgspec.json.Decoder(list[_Envelope])
 class _Asked(msgspec.Struct):
     """One event with what it is answered from."""
 
-    message_id: str
     data: dict[str, Any]
     organisation_id: int
     now_ms: int
@@ -103,17 +102,15 @@ async def org_events(request: Request) -> Response:
     for event in events:
         message_id = str(event["messageId"]) if isinstance(event, dict) else event.messageId
         correlations.append(message_id)
-        replies.append(await _answer(store_of(request), event, message_id, organisation.id))
+        replies.append(await _answer(store_of(request), event, organisation.id))
     return Response(encode_replies(correlations, replies), headers=OFFER_GZIP, media_type="application/json")
 
 
-async def _answer(
-    store: Store, event: _Envelope | dict[str, Any], message_id: str, organisation_id: int
-) -> Reply:
+async def _answer(store: Store, event: _Envelope | dict[str, Any], organisation_id: int) -> Reply:
     try:
         if isinstance(event, dict):
             event = _converted(event)
-        asked = _Asked(message_id, event.data, organisation_id, store.clock_ms())
+        asked = _Asked(event.data, organisation_id, store.clock_ms())
         if (query := _QUERIES.get(event.event)) is not None:
             return await store.read(lambda connection: query(connection, asked))
         if (change := _CHANGES.get(event.event)) is not None:
@@ -135,14 +132,12 @@ def _converted(event: dict[str, Any]) -> _Envelope:
 
 def _open(connection: Connection, asked: _Asked) -> Reply:
     data = asked.fields(_Open)
-    own = parse_message_id(asked.message_id)
     opened = experiments.open_experiment(
         connection,
         organisation_id=asked.organisation_id,
         slug=check(limits.check_slug, data.slug),
         description=check(limits.check_description, data.description),
         meta=compact_object(data.meta, field="meta"),
-        sender=own[0] if own else None,
         now_ms=asked.now_ms,
     )
     return "experiment.opened", {**_token(opened.uid, opened.token), "acceptsTimestampMs": True}
@@ -157,6 +152,7 @@ def _refresh(connection: Connection, asked: _Asked) -> Reply:
         organisation_id=asked.organisation_id,
         now_ms=asked.now_ms,
     )
+    experiments.hear(connection, data.experimentId, now_ms=asked.now_ms)
     return "experiment.tokenRefreshed", _token(data.experimentId, token)
 
 

@@ -17,7 +17,7 @@ from infra.server.store.schema import experiments
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Opened", "find", "find_all", "newest", "open_experiment", "record", "revisions"]
+__all__ = ["Opened", "find", "find_all", "hear", "newest", "open_experiment", "record", "revisions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,9 @@ def open_experiment(
     slug: str,
     description: str,
     meta: str,
-    sender: str | None,
     now_ms: int,
 ) -> Opened:
-    """Open the experiment of a slug, new or not: the newest open's description and meta are the ones shown.
-
-    `sender` is the session of our own message ids; unset, the session is known by its token alone.
-    """
+    """Open the experiment of a slug, new or not; the newest open's description and meta are shown."""
     row = connection.execute(
         select(experiments.c.id, experiments.c.uid).where(
             experiments.c.organisation_id == organisation_id, experiments.c.slug == slug
@@ -57,8 +53,13 @@ def open_experiment(
             .where(experiments.c.id == experiment_id)
             .values(**shown, experiment_revision=experiments.c.experiment_revision + 1)
         )
-    session_id = sessions.begin(connection, experiment_id, sender=sender, now_ms=now_ms)
+    session_id = sessions.begin(connection, experiment_id, now_ms=now_ms)
     return Opened(uid, sessions.issue(connection, session_id, now_ms=now_ms))
+
+
+def hear(connection: Connection, uid: str, *, now_ms: int) -> None:
+    """Note a sign of life."""
+    connection.execute(update(experiments).where(experiments.c.uid == uid).values(last_heartbeat_ms=now_ms))
 
 
 def find(connection: Connection, organisation_id: int, uid: str) -> AnyRow:

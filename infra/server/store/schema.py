@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     ForeignKey,
     Index,
@@ -131,8 +132,9 @@ experiments = Table(
     UniqueConstraint("organisation_id", "slug"),
 )
 
-# One process that writes to an experiment. `sender` is the session that our own message ids carry, unset for
-# other clients. `carrier_id` is set on a session that was never opened here: the one that brought its events.
+# One process that writes to an experiment: every open begins one, and so does every session that our own
+# message ids name (`sender`). For the latter, `opened_id` is the one whose token its events first came under,
+# and `carried` says that they were only passed on by it: an older process's.
 # `next_sequence` is one past the highest applied sequence number; what lies below it and was not applied is
 # in message_holes.
 sessions = Table(
@@ -141,7 +143,8 @@ sessions = Table(
     Column("id", _Id, primary_key=True),
     Column("experiment_id", _Id, ForeignKey("experiments.id"), nullable=False),
     Column("sender", Text),
-    Column("carrier_id", _Id, ForeignKey("sessions.id")),
+    Column("opened_id", _Id, ForeignKey("sessions.id")),
+    Column("carried", Boolean, nullable=False),
     Column("opened_ms", BigInteger, nullable=False),
     Column("next_sequence", BigInteger, nullable=False),
     UniqueConstraint("experiment_id", "sender"),

@@ -22,14 +22,15 @@ class Sender:
     """One of our sender's sessions as the writer remembers it."""
 
     session_id: int
-    carrier_id: int | None
+    opened_id: int
+    carried: bool
     marks: Marks
 
 
 def find_or_carry(connection: Connection, writing: Session, sender: str, *, now_ms: int) -> Sender:
     """Return a sender's session; one never seen here is carried by the session that writes now."""
     row = connection.execute(
-        select(sessions.c.id, sessions.c.carrier_id, sessions.c.next_sequence).where(
+        select(sessions.c.id, sessions.c.opened_id, sessions.c.carried, sessions.c.next_sequence).where(
             sessions.c.experiment_id == writing.experiment_id, sessions.c.sender == sender
         )
     ).first()
@@ -39,26 +40,26 @@ def find_or_carry(connection: Connection, writing: Session, sender: str, *, now_
             .where(message_holes.c.session_id == row.id)
             .order_by(message_holes.c.first)
         ).all()
-        return Sender(
-            row.id, row.carrier_id, Marks(row.next_sequence, [(first, last) for first, last in holes])
-        )
+        marks = Marks(row.next_sequence, [(first, last) for first, last in holes])
+        return Sender(row.id, row.opened_id, carried=row.carried, marks=marks)
     created = connection.execute(
         insert(sessions).values(
             experiment_id=writing.experiment_id,
             sender=sender,
-            carrier_id=writing.id,
+            opened_id=writing.id,
+            carried=True,
             opened_ms=now_ms,
             next_sequence=0,
         )
     )
-    return Sender(new_id(created), writing.id, Marks())
+    return Sender(new_id(created), writing.id, carried=True, marks=Marks())
 
 
 def adopt(connection: Connection, writing: Session, sender: Sender) -> None:
-    """Take a carried session that starts the run for the writer's own, if the writer has none."""
-    if writing.sender is None and sender.carrier_id == writing.id:
-        sender.carrier_id = None
-        connection.execute(update(sessions).where(sessions.c.id == sender.session_id).values(carrier_id=None))
+    """Take a carried session for the writer's own: only the writer itself starts under its token."""
+    if sender.carried and sender.opened_id == writing.id:
+        sender.carried = False
+        connection.execute(update(sessions).where(sessions.c.id == sender.session_id).values(carried=False))
 
 
 def save(connection: Connection, sender: Sender) -> None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, select
 
 from infra.server.refusals import Refused
-from infra.server.store.database import new_id
 from infra.server.store.schema import series
 
 if TYPE_CHECKING:
@@ -81,30 +80,30 @@ class Points:
 def find_or_create(connection: Connection, experiment_id: int, partition: Partition) -> tuple[int, int]:
     """Return the id of a series and how many points it has.
 
+    The driver is given the statements as they are: a client may make thousands of partitions in one batch.
+
     Raises:
         Refused: It would be one partition of its metric too many.
     """
-    of_metric = (series.c.experiment_id == experiment_id, series.c.name == partition.name)
-    row = connection.execute(
-        select(series.c.id, series.c.num_points).where(*of_metric, series.c.metadata_hash == partition.hash)
+    of_metric = (experiment_id, partition.name)
+    row = connection.exec_driver_sql(
+        "SELECT id, num_points FROM series WHERE experiment_id = ? AND name = ? AND metadata_hash = ?",
+        (*of_metric, partition.hash),
     ).first()
     if row is not None:
         return row.id, row.num_points
-    if connection.execute(select(func.count()).where(*of_metric)).scalar_one() >= MAX_PARTITIONS:
+    count = "SELECT count(*) FROM series WHERE experiment_id = ? AND name = ?"
+    if connection.exec_driver_sql(count, of_metric).scalar_one() >= MAX_PARTITIONS:
         raise Refused(
             "series_limit_exceeded",
             f"metric {json.dumps(partition.name)} has {MAX_PARTITIONS} metadata maps, the most it takes",
         )
-    created = connection.execute(
-        insert(series).values(
-            experiment_id=experiment_id,
-            name=partition.name,
-            metadata=partition.metadata,
-            metadata_hash=partition.hash,
-            num_points=0,
-        )
+    created = connection.exec_driver_sql(
+        "INSERT INTO series (experiment_id, name, metadata, metadata_hash, num_points)"
+        " VALUES (?, ?, ?, ?, 0) RETURNING id",
+        (*of_metric, partition.metadata, partition.hash),
     )
-    return new_id(created), 0
+    return created.scalar_one(), 0
 
 
 def append(

@@ -41,7 +41,6 @@ class Session:
     id: int
     experiment_id: int
     experiment_uid: str
-    sender: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +59,10 @@ def parse_message_id(message_id: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
-def begin(connection: Connection, experiment_id: int, *, sender: str | None, now_ms: int) -> int:
-    """Begin a session and return its id; a sender that is known already continues its own."""
-    if sender is not None:
-        known = connection.execute(
-            select(sessions.c.id).where(
-                sessions.c.experiment_id == experiment_id, sessions.c.sender == sender
-            )
-        ).scalar()
-        if known is not None:
-            return int(known)
+def begin(connection: Connection, experiment_id: int, *, now_ms: int) -> int:
+    """Begin a session and return its id."""
     row = connection.execute(
-        insert(sessions).values(experiment_id=experiment_id, sender=sender, opened_ms=now_ms, next_sequence=0)
+        insert(sessions).values(experiment_id=experiment_id, opened_ms=now_ms, next_sequence=0, carried=False)
     )
     return new_id(row)
 
@@ -95,7 +86,7 @@ def find(connection: Connection, secret: str, experiment_uid: str, *, now_ms: in
     row = _token_row(connection, secret, experiment_uid)
     if row is None or row.revoked_ms is not None or row.expires_ms <= now_ms:
         return None
-    return Session(row.session_id, row.experiment_id, experiment_uid, row.sender)
+    return Session(row.session_id, row.experiment_id, experiment_uid)
 
 
 def refresh(
@@ -126,7 +117,9 @@ def revoke(connection: Connection, session_id: int, *, now_ms: int) -> None:
 def ranks(connection: Connection, experiment_id: int) -> dict[int, int]:
     """Return the place of every session of an experiment in the order in which they began."""
     rows = connection.execute(
-        select(sessions.c.id, sessions.c.carrier_id).where(sessions.c.experiment_id == experiment_id)
+        select(sessions.c.id, sessions.c.opened_id, sessions.c.carried).where(
+            sessions.c.experiment_id == experiment_id
+        )
     ).all()
     return {row.id: place for place, row in enumerate(sorted(rows, key=_began))}
 
@@ -134,15 +127,17 @@ def ranks(connection: Connection, experiment_id: int) -> dict[int, int]:
 def is_older(connection: Connection, session_id: int, than: int) -> bool:
     """Whether a session began before another one of the same experiment."""
     rows = connection.execute(
-        select(sessions.c.id, sessions.c.carrier_id).where(sessions.c.id.in_([session_id, than]))
+        select(sessions.c.id, sessions.c.opened_id, sessions.c.carried).where(
+            sessions.c.id.in_([session_id, than])
+        )
     ).all()
     began = {row.id: _began(row) for row in rows}
     return began[session_id] < began[than]
 
 
 def _began(row: AnyRow) -> tuple[int, bool, int]:
-    """Order sessions as their processes began: one whose events another carried came before its carrier."""
-    return (row.carrier_id or row.id, row.carrier_id is None, row.id)
+    """Order sessions as their processes began: one whose events another carried came before that one."""
+    return (row.opened_id or row.id, not row.carried, row.id)
 
 
 def _token_row(connection: Connection, secret: str, experiment_uid: str) -> AnyRow | None:
@@ -151,7 +146,6 @@ def _token_row(connection: Connection, secret: str, experiment_uid: str) -> AnyR
             tokens.c.session_id,
             tokens.c.expires_ms,
             tokens.c.revoked_ms,
-            sessions.c.sender,
             sessions.c.experiment_id,
             experiments.c.organisation_id,
         )

@@ -12,13 +12,14 @@ import pytest
 
 from tests.support.metrics_server import MetricsClient, MetricsServer, running_server
 
-KILLS = 4
+KILLS = 3
 WRITERS = 4
 
 
-@pytest.fixture
-def server(tmp_path):
-    with running_server(tmp_path / "data") as server:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server of these tests' own: they kill it."""
+    with running_server(tmp_path_factory.mktemp("crashes") / "data") as server:
         yield server
 
 
@@ -66,9 +67,9 @@ class Writer(threading.Thread):
             self.stop.wait(0.02)  # the server is down; the main thread starts it again
 
 
-def test_killed_under_load_every_acknowledged_event_is_there_exactly_once(server, client):
+def test_killed_under_load_every_acknowledged_event_is_there_exactly_once(server, client, slug):
     stop, chance = threading.Event(), random.Random(7)
-    writers = [Writer(server, f"run-{one}", stop, own_ids=one % 2 == 0) for one in range(WRITERS)]
+    writers = [Writer(server, f"{slug}-{one}", stop, own_ids=one % 2 == 0) for one in range(WRITERS)]
     for writer in writers:
         writer.start()
     try:
@@ -94,8 +95,8 @@ def test_killed_under_load_every_acknowledged_event_is_there_exactly_once(server
         assert [step for (step,) in arrived] == writer.acknowledged, "in order of arrival"
 
 
-def test_what_was_applied_before_a_restart_is_not_applied_again(server, client):
-    experiment = client.open("run")
+def test_what_was_applied_before_a_restart_is_not_applied_again(server, client, slug):
+    experiment = client.open(slug)
     events = [
         experiment.event("start"),
         experiment.metric("m", 1.0, -1),  # refused: a hole that the restart must remember
@@ -117,9 +118,9 @@ def test_what_was_applied_before_a_restart_is_not_applied_again(server, client):
     assert [value for _, _, value in client.points(experiment.id)["m", ()]] == [1.0, 2.0, 3.0]
 
 
-def test_a_disk_without_room_is_503_applies_nothing_and_needs_nobody_when_there_is_room_again(server, client):
+def test_a_disk_without_room_is_503_and_needs_nobody_when_there_is_room_again(server, client, slug):
     """The process may write no file beyond what it has; what was sent meanwhile is applied once, later."""
-    experiment = client.open("run")
+    experiment = client.open(slug)
     events = [experiment.metric(f"m{step}", 1.0, step, meta={"k": "v" * 500}) for step in range(1000)]
     assert server.process is not None
     unlimited = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
@@ -140,9 +141,11 @@ def test_a_disk_without_room_is_503_applies_nothing_and_needs_nobody_when_there_
     assert {len(rows) for rows in client.points(experiment.id).values()} == {1}
 
 
-def test_thirty_two_writers_and_four_readers_see_no_error_and_no_revision_ahead_of_its_points(server, client):
+def test_thirty_two_writers_and_four_readers_see_no_error_and_no_revision_ahead_of_its_points(
+    server, client, slug
+):
     stop = threading.Event()
-    writers = [Writer(server, f"run-{one}", stop, own_ids=one % 2 == 0) for one in range(32)]
+    writers = [Writer(server, f"{slug}-{one}", stop, own_ids=one % 2 == 0) for one in range(32)]
     failures: list[str] = []
 
     def read(seed):

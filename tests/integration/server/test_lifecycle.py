@@ -78,13 +78,10 @@ def test_both_copies_of_a_repeated_step_are_kept_and_the_curve_is_the_newest_att
     assert [value_at(client, experiment, step) for step in (3, 4, 5, 7)] == [3.0, 4.5, 5.5, 7.5]
 
 
-@pytest.mark.parametrize("told_by_open", [True, False])
-def test_what_a_resume_delivers_for_a_machine_that_died_counts_as_the_older_attempts(
-    client, slug, told_by_open
-):
+def test_what_a_resume_delivers_for_a_machine_that_died_counts_as_the_older_attempts(client, slug):
     """The dead attempt never reached the server; its points arrive after the resume's own copy of a step."""
     dead, alive = uuid.uuid4().hex, uuid.uuid4().hex
-    resumed = client.open(slug, sender=alive) if told_by_open else client.open(slug)
+    resumed = client.open(slug)
     resumed.send(
         resumed.metric("loss", 1.0, 3, message_id=f"{dead}.4"),
         resumed.event("start", message_id=f"{alive}.0"),
@@ -93,11 +90,32 @@ def test_what_a_resume_delivers_for_a_machine_that_died_counts_as_the_older_atte
     )
     assert value_at(client, resumed, 5) == 2.0
     assert value_at(client, resumed, 3) == 1.0
-    late = client.open(slug, sender=dead)
+    late = client.open(slug)
     late.send(late.event("done", message_id=f"{dead}.6"))
     assert client.record(resumed.id)["status"] == "running", (
-        "it began before the attempt that carried its events"
+        "it began before the one that passed its events on"
     )
+
+
+def test_a_process_that_opens_again_stays_as_old_as_it_is(client, experiment, slug):
+    """Its token was refused, so it opens and starts again; a newer attempt has begun meanwhile."""
+    start = experiment.event("start")
+    experiment.send(start)
+    newer = client.open(slug)
+    newer.send(newer.event("start"), newer.metric("loss", 2.0, 1))
+    again = client.open(slug, sender=experiment.sender)
+    again.send(start)
+    again.sequence = 1
+    again.send(again.metric("loss", 1.0, 1), again.event("done"))
+    assert client.record(experiment.id)["status"] == "running"
+    assert value_at(client, experiment, 1) == 2.0
+
+
+def test_attempts_are_ordered_as_they_opened_not_as_their_first_events_came(client, slug):
+    older, newer = client.open(slug), client.open(slug)
+    newer.send(newer.event("start"), newer.metric("loss", 2.0, 1))
+    older.send(older.event("start"), older.metric("loss", 1.0, 1))
+    assert value_at(client, newer, 1) == 2.0
 
 
 def test_an_older_attempt_that_starts_late_does_not_take_a_running_run(client, experiment, slug):

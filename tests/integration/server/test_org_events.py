@@ -80,18 +80,6 @@ def test_sixteen_that_open_one_slug_at_once_get_one_experiment(server, slug):
     assert len({token for _, token in opened}) == 16
 
 
-def test_an_open_that_is_sent_again_with_our_own_id_is_the_same_session(client, slug):
-    """The reply was lost: the sender asks again, and its session must not become a newer one than itself."""
-    sender = uuid.uuid4().hex
-    first = client.open(slug, sender=sender)
-    newer = client.open(slug)
-    newer.send(newer.event("start"))
-    again = client.open(slug, sender=sender)
-    assert again.token != first.token
-    again.send(again.event("done"))
-    assert client.record(first.id)["status"] == "running"
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

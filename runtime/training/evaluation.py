@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.errors import RunError
 from runtime.training.batches import check_loss, to_device
 from runtime.training.determinism import reseed
 from runtime.training.metrics import Collector, Pending, collecting, held
@@ -76,10 +75,6 @@ class Evaluator:
             purpose=f"evaluation {evaluation.name}",
         )
         batch = evaluation.loader.batch(index)
-        if batch.num_examples <= 0:
-            raise RunError(
-                f"batch {index} of evaluation {evaluation.name!r} holds no example: lower `batches`"
-            )
         collector.weight = batch.num_examples
         loss = evaluation.loss or self._experiment.loss
         with collecting(collector), self._precision.autocast():

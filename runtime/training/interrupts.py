@@ -102,7 +102,6 @@ class Interrupts:
         self._asked = threading.Event()
         self._before: dict[int, Any] = {}
         self._wakeup: tuple[int, int] = (-1, -1)
-        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._watch, name="interrupts", daemon=True)
 
     def __enter__(self) -> Self:
@@ -114,7 +113,7 @@ class Interrupts:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._before = {signum: signal.signal(signum, self._on_signal) for signum in SIGNALS}
         if _installed is None:
-            os.register_at_fork(after_in_child=_let_go)
+            os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_let_go)
         _installed = self
         self._thread.start()
         return self
@@ -255,13 +254,24 @@ class Interrupts:
 
 
 _installed: Interrupts | None = None
+_held = threading.local()
+
+
+def _hold() -> None:
+    """Before a fork: a signal that meets the child before it has let go would only set a flag there."""
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
 
 
 def _let_go() -> None:
     """In a forked child (a loader's worker): a signal to it is its own, and ends it."""
-    if _installed is not None and _installed._pid != os.getpid():  # noqa: SLF001 - the same module
-        with suppress(ValueError):  # forked off another thread than the main one
+    with suppress(ValueError):  # forked off another thread than the main one: its handlers never run
+        if _installed is not None:
             signal.set_wakeup_fd(-1)
             for signum in SIGNALS:
                 if signal.getsignal(signum) == _installed._on_signal:  # noqa: SLF001 - the same module
                     signal.signal(signum, signal.SIG_DFL)
+    _release()

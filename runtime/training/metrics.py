@@ -27,7 +27,7 @@ RESERVED = frozenset(
 _MAX_KNOWN = 4_096
 
 
-def metric(name: str, value: Number, **metadata: str) -> None:
+def metric(name: str, value: Number, /, **metadata: str) -> None:
     """Report a number from inside the loss: one point per step (or pass) under this name and metadata.
 
     `value` is a number or a 0-d tensor; it is taken as it is now, and leaves the device later, without

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.errors import RunError
 from runtime.training.batches import check_loss, to_device
 from runtime.training.determinism import reseed
 from runtime.training.metrics import Collector, Pending, collecting, held
@@ -94,8 +93,6 @@ class Updater:
     def _backward(self, step: int, batches: Sequence[Batch]) -> list[tuple[Series, Number, int]]:
         """Add up the gradients of the mean over all examples of the step; return the losses."""
         total = sum(batch.num_examples for batch in batches)
-        if total <= 0:
-            raise RunError(f"the batches of step {step} hold {total} examples: a step needs at least one")
         series = self._collector.own("train/loss")
         losses: list[tuple[Series, Number, int]] = []
         for microbatch, batch in enumerate(batches):

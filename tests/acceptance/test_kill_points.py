@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.faults import FaultPlan, operations_of
 from tests.support.forge import CallPlan
-from tests.support.runs import SmallRun, annotations, is_point, point_key
+from tests.support.runs import SmallRun, is_point, notes, point_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,7 +148,7 @@ def test_a_signal_that_finds_nothing_left_to_skip_lets_the_run_end_as_done(
     run.go(calls=CallPlan(call=EVALUATION_BATCH, at=17, when="after", signum=signal.SIGTERM))
     run.outcome().assert_equals(unbroken.outcome)
     assert story(run) == unbroken.story
-    assert not [text for text in annotations(run.events()) if text.startswith("interrupted")]
+    assert not [text for text in notes(run.events()) if text.startswith("interrupted")]
 
 
 @pytest.mark.parametrize("call", [FIND, CLAIM, RESTORE])
@@ -229,7 +229,7 @@ def test_200_signals_at_random_moments_repeat_nothing_and_lose_nothing(forge: Fo
     unbroken = Unbroken(SmallRun(forge, tmp_path / "unbroken", flags=flags))
     moments = random.Random(17)
     run = SmallRun(forge, tmp_path / "signalled", flags=flags)
-    codes = []
+    codes: list[int] = []
     while len(codes) < 200:
         attempt = run.start()
         signum = moments.choice([signal.SIGTERM, signal.SIGINT])

@@ -28,6 +28,10 @@ ROOT = Path(__file__).parents[2]
 CALLS = "SLUGLINE_TEST_CALLS"
 TIMEOUT_S = 60.0
 
+BACKOFF = "SLUGLINE_TEST_BACKOFF_S"
+QUICK_RETRIES = {BACKOFF: "0.05"}
+"""For a store that stays broken: a save gives up after five pauses of this, not of 0.5 to 8 seconds."""
+
 PRELOADED = (
     "torch",
     "torch._dynamo",  # what the first optimiser of a process imports: a second
@@ -237,6 +241,12 @@ def _run(arguments: list[str]) -> int:
     plan = FaultPlan.of_env()
     if plan is not None:
         install(plan)
+    if BACKOFF in os.environ:
+        from runtime.checkpoints.saver import Saver
+
+        defaults = Saver.__init__.__kwdefaults__
+        assert defaults is not None
+        defaults["backoff_s"] = (float(os.environ[BACKOFF]),) * 5
     if CALLS in os.environ:
         _plant(CallPlan(**json.loads(os.environ[CALLS])))
     try:

@@ -104,8 +104,7 @@ EXPERIMENT = """
         options = {"lr": 0.05, "fused": True} if knobs.optimizer == "fused" else {"lr": 0.05}
         kind = torch.optim.SGD if knobs.optimizer == "SGD" else torch.optim.AdamW
         stages = [(f"{name}", Examples(shift)) for shift, name in enumerate(("easy", "medium", "hard"))]
-        if knobs.workers:
-            stages = [(name, data.Workers(examples, processes=knobs.workers)) for name, examples in stages]
+        stages = [(name, data.Workers(examples, processes=knobs.workers)) for name, examples in stages]
         return Experiment(
             model=model,
             loss=loss,
@@ -229,7 +228,7 @@ def point_key(event: Mapping[str, Any]) -> tuple[Any, ...]:
     return event["step"], event["name"], *sorted(event["metadata"].items())
 
 
-def annotations(events: list[dict[str, Any]]) -> list[str]:
+def notes(events: list[dict[str, Any]]) -> list[str]:
     return [event["annotation"] for event in events if event["kind"] == "annotation"]
 
 

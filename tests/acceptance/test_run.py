@@ -1,0 +1,551 @@
+"""`sexpgpu run` from outside: what it writes, how it goes on, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.support.forge import QUICK_RETRIES, CallPlan
+from tests.support.runs import EXPERIMENT, SmallRun, newest_points, notes
+from tests.support.strict_json import strict_lines
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.forge import Forge, ForkedRun
+    from tests.support.s3_proxy import S3Proxy
+    from tests.support.seaweed import Bucket
+
+UPDATE = "runtime.training.update:Updater.__call__"
+RESTORE = "runtime.training.state:TrainingState.restore"
+EVALUATION_BATCH = "runtime.training.evaluation:Evaluator._batch"
+
+PAGE = """
+    from dataclasses import dataclass
+
+    import torch
+    from torch import nn
+
+    from sexpgpu import Batch, Evaluation, Experiment, Stage
+
+
+    @dataclass(frozen=True)
+    class Knobs:
+        steps: int = 8
+
+
+    class Tokens:
+        def batch(self, index):
+            return Batch(torch.full((2, 3), float(index + 1)), 2, num_tokens=6)
+
+
+    def experiment(knobs):
+        model = nn.Linear(3, 1)
+        return Experiment(
+            model=model,
+            loss=lambda model, data: model(data).square().mean(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+            stages=[Stage("easy", Tokens(), until=4), Stage("hard", Tokens())],
+            evaluations=[Evaluation(name="eval", loader=Tokens(), every=4, batches=2)],
+            steps=knobs.steps,
+            checkpoint_every=8,
+        )
+"""
+
+
+def summary_of(run: ForkedRun) -> dict[str, Any]:
+    (line,) = strict_lines(run.out.read_bytes())
+    return line
+
+
+def record_of(run: SmallRun) -> dict[str, Any]:
+    with open(os.path.join(run.location, "run.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123 - short
+        return json.load(file)  # type: ignore[no-any-return] # an object, or the test fails
+
+
+def test_eight_steps_whose_second_stage_starts_at_four_contain_the_six_lines_of_the_page(
+    forge: Forge, tmp_path: Path
+):
+    run = SmallRun(forge, tmp_path, source=PAGE)
+    run.go()
+    path = f"{run.location}/step-00000008"
+    expected: list[dict[str, Any]] = [
+        {
+            "step": 4,
+            "kind": "metric",
+            "name": "eval/loss",
+            "value": float,
+            "metadata": {"pass": "eval", "split": "eval", "stage": "easy"},
+        },
+        {
+            "step": 4,
+            "kind": "annotation",
+            "annotation": "stage easy -> hard",
+            "metadata": {"from": "easy", "to": "hard"},
+        },
+        {
+            "step": 4,
+            "kind": "metric",
+            "name": "train/loss",
+            "value": float,
+            "metadata": {"split": "train", "stage": "hard"},
+        },
+        {
+            "step": 4,
+            "kind": "metric",
+            "name": "rate/tokens",
+            "value": float,
+            "metadata": {"split": "train", "stage": "hard"},
+        },
+        {
+            "step": 8,
+            "kind": "annotation",
+            "annotation": f"checkpoint {path}",
+            "metadata": {"checkpoint": path, "seconds": float},
+        },
+        {"kind": "done", "slug": "small"},
+    ]
+    lines = iter(run.events())
+    for wanted in expected:
+        assert any(_matches(line, wanted) for line in lines), f"missing, or out of order: {wanted}"
+
+
+def _matches(line: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether the line has these fields in this order after its time; `float` stands for any number."""
+    time, *fields = line
+    return time == "ts_ms" and fields == list(wanted) and all(_same(line[key], wanted[key]) for key in wanted)
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return list(found) == list(wanted) and all(_same(found[key], wanted[key]) for key in wanted)
+    return isinstance(found, float) if wanted is float else bool(found == wanted)
+
+
+def test_the_points_of_a_step_stand_in_their_order(small: SmallRun):
+    small.go()
+    names = [event["name"] for event in small.events() if event["kind"] == "metric" and event["step"] == 5]
+    assert names == ["train/loss", "error/max", "best", "train/grad_norm", "train/lr", "rate/tokens"]
+    at_8 = [event["name"] for event in small.events() if event["kind"] == "metric" and event["step"] == 8]
+    evaluation = ["eval/loss", "error/max", "best"]
+    assert at_8 == [*evaluation, *evaluation, *names]
+
+
+def test_the_summary_says_how_the_attempt_went(small: SmallRun):
+    stopped = small.go(calls=CallPlan(call=UPDATE, at=7, signum=signal.SIGINT), code=130)
+    path = f"{small.location}/step-00000007"
+    said = summary_of(stopped)
+    assert said.pop("seconds") > 0
+    assert said == {
+        "slug": "small", "status": "interrupted", "attempt": 1, "first_step": 0, "last_step": 7, "steps": 12,
+        "checkpoint": path, "url": None, "dropped": 0,
+    }  # fmt: skip
+    said_last = notes(small.events())
+    assert said_last[-1] == f"checkpoint {path}"
+    assert "interrupted by SIGINT at step 7" in said_last[-3:]  # a save that was in flight may come between
+    assert record_of(small)["ended"]["status"] == "interrupted"
+    said = summary_of(small.go())
+    assert (said["status"], said["attempt"], said["first_step"], said["last_step"]) == ("done", 2, 7, 12)
+
+
+def test_without_a_signal_standard_output_has_what_was_asked_for_and_nothing_else(small: SmallRun):
+    run = small.go()
+    assert len(run.out.read_text().splitlines()) == 1
+    assert "step 12/12" in run.err.read_text()
+
+
+def test_with_the_target_stdout_the_summary_follows_the_last_event(small: SmallRun):
+    lines = strict_lines(small.go("--metrics", "stdout").out.read_bytes())
+    assert lines[-2]["kind"] == "done"
+    assert lines[-1]["status"] == "done"
+    assert lines[:-1] == small.events()
+
+
+def test_a_run_without_a_slug_says_its_name_first(forge: Forge, tmp_path: Path):
+    SmallRun(forge, tmp_path)
+    run = forge.run(["run", "small.py"], folder=tmp_path)
+    assert run.code == 0
+    first = run.err.read_text().splitlines()[0]
+    assert first.startswith("slug: small-20")
+
+
+# Going on
+
+
+def test_three_resumes_in_a_row_with_no_step_between_change_nothing(
+    small: SmallRun, forge: Forge, tmp_path: Path
+):
+    unbroken = SmallRun(forge, tmp_path / "unbroken")
+    unbroken.go()
+    small.go(calls=CallPlan(call=UPDATE, at=6, signum=signal.SIGTERM), code=143)
+    for _ in range(3):
+        small.go(calls=CallPlan(call=RESTORE, signum=signal.SIGTERM), code=143)
+    small.go()
+    small.outcome().assert_equals(unbroken.outcome())
+    rates = [(event["step"], event["value"]) for event in small.events() if event.get("name") == "train/lr"]
+    assert rates == [(step, 0.05 / (1 + step)) for step in range(12)]
+
+
+def test_a_finished_run_that_is_resumed_trains_nothing_and_says_so(small: SmallRun):
+    small.go()
+    before = small.outcome()
+    again = small.go()
+    small.outcome().assert_equals(before)
+    assert "is finished at step 12: nothing to train" in again.err.read_text()
+    assert [event["kind"] for event in small.events()][-3:] == ["done", "open", "done"]
+    assert summary_of(again)["checkpoint"] == f"{small.location}/step-00000012"
+    opens = [event for event in small.events() if event["kind"] == "open"]
+    assert opens[0] | {"ts_ms": 0} == opens[1] | {"ts_ms": 0}
+
+
+def test_more_steps_of_a_finished_run_go_on_to_what_one_run_of_them_is(
+    small: SmallRun, forge: Forge, tmp_path: Path
+):
+    every_5 = "--eval-every", "5"  # so that both evaluate at 10
+    unbroken = SmallRun(forge, tmp_path / "unbroken", flags=every_5)
+    unbroken.go()
+    small.go("--steps", "10", *every_5)
+    small.go(*every_5)
+    small.outcome().assert_equals(unbroken.outcome())
+    assert "knob steps 10 -> 12" in "\n".join(notes(small.events()))
+
+
+def test_fewer_steps_than_are_done_train_nothing(small: SmallRun):
+    small.go()
+    run = small.go("--steps", "10")
+    assert summary_of(run)["last_step"] == 12
+    assert [event["kind"] for event in small.events()][-2:] == ["open", "done"]
+
+
+def test_a_resume_says_which_files_and_knobs_moved(small: SmallRun):
+    small.go(calls=CallPlan(call=UPDATE, at=6, signum=signal.SIGTERM), code=143)
+    file = small.folder / "small.py"
+    file.write_text(file.read_text() + "\n# edited\n")
+    small.go("--knob", "eval_every=6")
+    (event,) = [e for e in small.events() if e.get("annotation", "").startswith("resumed from ")]
+    first, source, knob = event["annotation"].splitlines()
+    assert first == f"resumed from {small.location}/step-00000006"
+    assert event["step"] == 6
+    assert source.startswith("source small.py ")
+    assert len(source.split()[2]) == len(source.split()[4]) == 12
+    assert knob == "knob eval_every 4 -> 6"
+    assert event["metadata"] == {"checkpoint": first.removeprefix("resumed from "), "changed": [source, knob]}
+
+
+def test_the_same_files_under_the_same_selection_have_moved_nothing(small: SmallRun):
+    small.go(calls=CallPlan(call=UPDATE, at=6, signum=signal.SIGTERM), code=143)
+    run = small.go()
+    (event,) = [e for e in small.events() if e.get("annotation", "").startswith("resumed from ")]
+    assert event["metadata"]["changed"] == []
+    assert "no equality" not in run.err.read_text()
+
+
+def test_a_stage_that_ends_on_a_value_ends_at_the_same_step_after_a_resume(forge: Forge, tmp_path: Path):
+    source = EXPERIMENT.replace("import Batch, ", "import Batch, Reached, ").replace(
+        "(4, 8, None)", '(Reached(evaluation="held-out", at_most=1e9), 8, None)'
+    )
+    unbroken = SmallRun(forge, tmp_path / "unbroken", source=source)
+    unbroken.go()
+    stages = [event for event in unbroken.events() if event.get("annotation", "").startswith("stage ")]
+    assert [event["step"] for event in stages] == [4, 8]
+    for call in (EVALUATION_BATCH, "runtime.training.loop:Loop._change_stage"):
+        run = SmallRun(forge, tmp_path / call[-5:], source=source)
+        run.go(calls=CallPlan(call=call, at=5, when="before", signum=signal.SIGTERM), code=143)
+        run.go()
+        run.outcome().assert_equals(unbroken.outcome())
+
+
+def test_every_epoch_is_a_permutation_over_three_resumes(forge: Forge, tmp_path: Path):
+    source = """
+        from dataclasses import dataclass
+        from pathlib import Path
+
+        import torch
+        from torch import nn
+
+        from sexpgpu import Experiment, Stage, data
+
+        LEDGER = Path("ledger")
+
+
+        @dataclass(frozen=True)
+        class Knobs:
+            steps: int = 15
+            seed: int = 0
+
+
+        def loss(model, batch):
+            (ids,) = batch
+            with LEDGER.open("a") as ledger:
+                ledger.write("".join(f"{number}\\n" for number in ids.tolist()))
+            return model(ids[:, None].float()).square().mean()
+
+
+        def experiment(knobs):
+            model = nn.Linear(1, 1)
+            examples = data.Tensors(torch.arange(10))
+            return Experiment(
+                model=model,
+                loss=loss,
+                optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
+                stages=[Stage("only", data.Shuffled(examples, batch_size=2, seed=knobs.seed))],
+                steps=knobs.steps,
+                microbatches=2,
+            )
+    """
+    run = SmallRun(forge, tmp_path, source=source)
+    for _ in range(3):
+        run.go(calls=CallPlan(call=UPDATE, at=3, signum=signal.SIGTERM), code=143)
+    run.go()
+    ids = [int(line) for line in (tmp_path / "ledger").read_text().split()]
+    epochs = [ids[start : start + 10] for start in range(0, 60, 10)]
+    assert len(ids) == 60
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def test_evaluating_or_logging_more_changes_no_weight(forge: Forge, tmp_path: Path):
+    outcomes = []
+    for number, flags in enumerate(
+        [(), ("--eval-every", "1"), ("--eval-every", "7"), ("--eval-every", "1000"), ("--knob", "noise=loud")]
+    ):
+        run = SmallRun(forge, tmp_path / str(number), flags=flags)
+        run.go()
+        outcomes.append(run.outcome())
+    first, *others = outcomes
+    for other in others:
+        assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in first.tensors.items())
+
+
+def test_loader_workers_change_no_bit(forge: Forge, tmp_path: Path):
+    outcomes = []
+    for workers in ("0", "2"):
+        run = SmallRun(
+            forge, tmp_path / workers, flags=("--knob", f"workers={workers}", "--knob", "noise=loud")
+        )
+        run.go()
+        outcomes.append(run.outcome())
+    outcomes[0].assert_equals(outcomes[1])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--knob", "optimizer=fused"),
+        ("--knob", "optimizer=SGD"),
+        ("--knob", "precision=bf16"),
+        ("--knob", "precision=fp16"),
+        ("--knob", "microbatches=4"),
+        ("--knob", "workers=2"),
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_killed_in_the_middle_every_kind_of_run_ends_with_the_same_bits(
+    forge: Forge, tmp_path: Path, flags: tuple[str, ...]
+):
+    unbroken = SmallRun(forge, tmp_path / "unbroken", flags=flags)
+    unbroken.go()
+    run = SmallRun(forge, tmp_path / "killed", flags=flags)
+    run.go(calls=CallPlan(call="runtime.training.precision:Precision.backward", at=15), code=-signal.SIGKILL)
+    run.go(calls=CallPlan(call=UPDATE, at=2, signum=signal.SIGTERM), code=143)
+    run.go()
+    run.outcome().assert_equals(unbroken.outcome())
+
+
+def test_what_cannot_be_pinned_is_said_and_no_equality_claimed(small: SmallRun):
+    small.go(calls=CallPlan(call=UPDATE, at=6, signum=signal.SIGTERM), code=143)
+    run = small.go("--knob", "precision=bf16")
+    assert (
+        "no equality with an unbroken run is claimed: precision was 'fp32' and is 'bf16'"
+        in run.err.read_text()
+    )
+
+
+# Signals
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_still_saves_with_loader_workers(
+    forge: Forge, tmp_path: Path, signum: signal.Signals
+):
+    flags = ("--knob", "workers=2")
+    run = SmallRun(forge, tmp_path, flags=(*flags, "--steps", "100000", "--eval-every", "100000"))
+    process = run.start()
+    wait_until(lambda: b'"step":3,' in _bytes(run), within_s=30, poll_s=0.01)
+    os.killpg(process.pid, signum)
+    assert process.wait() == 128 + signum
+    assert notes(run.events())[-1].startswith("checkpoint ")
+
+
+def test_a_loader_whose_workers_die_of_the_signal_first_loses_nothing(forge: Forge, tmp_path: Path):
+    source = EXPERIMENT.replace(
+        "stages = [(name, data.Workers(examples, processes=knobs.workers)) for name, examples in stages]",
+        "stages = [(name, Fragile(examples)) for name, examples in stages]",
+    ).replace(
+        "    class Net(",
+        """    class Fragile:
+        def __init__(self, loader):
+            self.loader = loader
+
+        def batch(self, index):
+            import os, signal
+            if os.environ.get("DIE") == "yes" and index == 5:
+                child = os.fork()
+                if child == 0:
+                    signal.pause()
+                os.killpg(0, signal.SIGTERM)
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                raise RuntimeError(f"worker ended with {code}")
+            return self.loader.batch(index)
+
+
+    class Net(""",
+    )
+    unbroken = SmallRun(forge, tmp_path / "unbroken", source=source)
+    unbroken.go()
+    run = SmallRun(forge, tmp_path / "signalled", source=source)
+    run.go(env={"DIE": "yes"}, code=143)
+    assert notes(run.events())[-1] == f"checkpoint {run.location}/step-00000002"
+    run.go()
+    run.outcome().assert_equals(unbroken.outcome())
+
+
+def test_without_a_location_a_signal_is_annotated_and_nothing_is_saved(forge: Forge, tmp_path: Path):
+    run = SmallRun(forge, tmp_path)
+    arguments = ["run", "small.py", "--slug", "s", "--metrics", f"jsonl:{run.file}"]
+    plan = CallPlan(call=UPDATE, at=3, signum=signal.SIGTERM)
+    assert forge.run(arguments, folder=tmp_path, calls=plan).code == 143
+    assert notes(run.events()) == ["interrupted by SIGTERM at step 3"]
+
+
+def test_a_second_signal_gives_up_the_save_and_exits_on_what_is_published(
+    small: SmallRun, bucket: Bucket, s3_proxy: S3Proxy
+):
+    run = SmallRun(small.forge, small.folder, location=bucket.url, env=bucket.server.env(s3_proxy.endpoint))
+    s3_proxy.fail("hang", method="PUT", path="step-00000003/")
+    process = run.start(calls=CallPlan(call=UPDATE, at=3, signum=signal.SIGTERM))
+    wait_until(
+        lambda: any("step-00000003" in path for _, path in s3_proxy.requests), within_s=30, poll_s=0.01
+    )
+    assert process.code is None
+    wait_until(lambda: _passed(process), within_s=10)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert notes(run.events())[-1] == "interrupted by SIGTERM at step 3"
+
+
+def _passed(process: ForkedRun) -> bool:
+    """Half a second after the first signal, which the interruption's annotation came after."""
+    import time
+
+    time.sleep(0.6)  # a second signal is one that comes half a second later: this is the fact itself
+    return process.code is None
+
+
+def test_an_upload_that_hangs_ends_with_the_notice_and_the_exit_code_says_so(
+    small: SmallRun, bucket: Bucket, s3_proxy: S3Proxy
+):
+    run = SmallRun(small.forge, small.folder, location=bucket.url, env=bucket.server.env(s3_proxy.endpoint))
+    s3_proxy.fail("hang", method="PUT", path="step-00000003/")
+    process = run.go("--notice", "2", calls=CallPlan(call=UPDATE, at=3, signum=signal.SIGTERM), code=75)
+    assert summary_of(process)["seconds"] < 6
+    assert "not stored" in process.err.read_text()
+
+
+# Endings
+
+
+def test_a_failed_run_says_so_last_but_one_and_exits_1(forge: Forge, tmp_path: Path):
+    source = EXPERIMENT.replace("x, y = examples", "x, y = examples; 1 / (best.patience - 4)")
+    run = SmallRun(forge, tmp_path, source=source)
+    process = run.go(code=1)
+    *_, failed, done = run.events()
+    assert failed["annotation"] == "failed: ZeroDivisionError: division by zero"
+    assert failed["metadata"] == {"error": "ZeroDivisionError: division by zero"}
+    assert done["kind"] == "done"
+    assert "Traceback" in process.err.read_text()
+    assert summary_of(process)["status"] == "failed"
+    assert record_of(run)["ended"]["status"] == "failed"
+
+
+def test_a_file_that_exits_by_itself_is_a_failed_run(forge: Forge, tmp_path: Path):
+    source = EXPERIMENT.replace("x, y = examples", "x, y = examples; raise SystemExit(0)")
+    run = SmallRun(forge, tmp_path, source=source)
+    run.go(code=1)
+    assert notes(run.events())[-1] == "failed: SystemExit: 0"
+
+
+def test_a_shape_that_moved_is_the_users_mistake_and_touches_nothing(small: SmallRun):
+    small.go(calls=CallPlan(call=UPDATE, at=6, signum=signal.SIGTERM), code=143)
+    before = record_of(small), small.file.read_bytes()
+    file = small.folder / "small.py"
+    file.write_text(file.read_text().replace("nn.Linear(4, 8)", "nn.Linear(4, 8, bias=False)"))
+    process = small.go(code=2)
+    (line,) = process.err.read_text().splitlines()
+    assert "model/hidden.bias is float32 [8] in it and missing here" in line
+    assert (record_of(small), small.file.read_bytes()) == before
+
+
+def test_a_location_that_cannot_be_reached_is_75_and_the_events_stay_untouched(forge: Forge, tmp_path: Path):
+    env = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    run = SmallRun(forge, tmp_path, location="s3://nowhere", env=env)
+    process = run.go(code=75)
+    assert len(process.err.read_text().splitlines()[-1]) > 20
+    assert not run.file.exists()
+
+
+def test_a_final_checkpoint_that_cannot_be_stored_is_75_and_no_done(
+    small: SmallRun, bucket: Bucket, s3_proxy: S3Proxy
+):
+    run = SmallRun(small.forge, small.folder, location=bucket.url, env=bucket.server.env(s3_proxy.endpoint))
+    s3_proxy.fail("forbid", method="PUT", path="step-00000012/")
+    process = run.go(code=75, env=QUICK_RETRIES)
+    assert "done" not in {event["kind"] for event in run.events()}
+    assert summary_of(process)["status"] == "interrupted"
+    s3_proxy.heal()
+    run.go()
+    assert run.events()[-1]["kind"] == "done"
+
+
+def test_an_older_attempt_that_wakes_up_is_superseded_and_publishes_nothing(
+    small: SmallRun, forge: Forge, tmp_path: Path
+):
+    unbroken = SmallRun(forge, tmp_path / "unbroken")
+    unbroken.go()
+    flags = ("--steps", "12")
+    zombie = small.start(*flags, calls=CallPlan(call=UPDATE, at=7, signum=signal.SIGSTOP))
+    wait_until(lambda: _is_stopped(zombie.pid), within_s=30, poll_s=0.01)
+    newer = SmallRun(forge, small.folder, location=small.location)
+    newer.go()
+    before = record_of(small)
+    zombie.signal(signal.SIGCONT)
+    assert zombie.wait() == 76
+    assert record_of(small) == before
+    newest = small.outcome()
+    newest.assert_equals(unbroken.outcome())
+    assert newest.points == newest_points(unbroken.events())
+    assert summary_of(zombie)["status"] == "superseded"
+
+
+def test_a_torn_last_line_is_mended_before_anything_is_written(small: SmallRun):
+    small.go(calls=CallPlan(call=UPDATE, at=6, signum=signal.SIGTERM), code=143)
+    whole = small.file.read_bytes()
+    small.file.write_bytes(whole + b'{"ts_ms":17901895970')
+    small.go()
+    assert small.file.read_bytes().startswith(whole)
+    assert small.events()[-1]["kind"] == "done"
+
+
+def _is_stopped(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:  # noqa: PTH123 - short
+        return stat.read().rpartition(")")[2].split()[0] == "T"
+
+
+def _bytes(run: SmallRun) -> bytes:
+    return run.file.read_bytes() if run.file.exists() else b""

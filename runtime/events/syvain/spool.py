@@ -81,7 +81,8 @@ class Spool:
     def lines(self, position: int) -> Iterator[bytes]:
         """Iterate over the lines from `position` to the end as it is now; it must not be acknowledged yet."""
         with self._lock:
-            chunks = [chunk.view() for chunk in self._chunks if chunk.end > position]
+            # A file that there was no room for stays empty.
+            chunks = [chunk.view() for chunk in self._chunks if chunk.end > max(position, chunk.base)]
         for chunk, size in chunks:
             yield from chunk.lines(max(position, chunk.base), size)
 

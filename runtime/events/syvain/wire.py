@@ -155,7 +155,7 @@ def read_answers(body: bytes, message_ids: Sequence[str]) -> dict[str, EventErro
     answers: dict[str, EventError | None] = {}
     for reply in replies if isinstance(replies, list) else ():
         message_id = reply.get("correlationId") if isinstance(reply, dict) else None
-        if message_id in wanted:
+        if isinstance(message_id, str) and message_id in wanted:
             answers[message_id] = _error(reply.get("data")) if reply.get("event") == _ERROR else None
     return answers
 

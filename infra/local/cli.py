@@ -138,7 +138,7 @@ def _links(directory: DataDirectory) -> dict[str, str]:
     ports = directory.ports()
     return {
         "Prefect": prefect_url(ports),
-        "Metrics": metrics_url(ports),
+        "Metrics": metrics_url(ports) + "/dashboard",
         "S3": f"{s3_url(ports)}, bucket {BUCKET}",
         "data": str(directory.path),
     }

@@ -14,6 +14,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from flows.parameters import experiment_path, from_json
 from tests.support.docs import ROOT, blocks
 from tests.support.stack import Stack, wait_for
 
@@ -138,22 +139,43 @@ def test_a_service_that_dies_comes_back(stack):
 def test_logs_show_each_service(stack):
     lines = stack.slugline("logs", "-n", "3").stdout.splitlines()
     assert {line.split(" | ")[0].strip() for line in lines} >= {"s3", "prefect", "metrics", "worker"}
-    assert stack.slugline("logs", "prefect", "-n", "1").stdout.strip()
+    assert stack.slugline("logs", "prefect").stdout.strip()
 
 
 def test_a_schedule_is_a_deployment_of_its_own(stack, tmp_path):
     experiment = write_readme_experiment(tmp_path)
-    bad = stack.slugline("train", str(experiment), "--cron", "daily", "--slug", "nightly")
+    bad = stack.slugline("train", str(experiment), "--cron", "daily", "--slug", "every-night")
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
     assert "cron must be five fields" in bad.stderr
     for minute in ("1", "2"):  # the second replaces the first
-        made = stack.slugline("train", str(experiment), "--cron", f"{minute} 3 * * *", "--slug", "nightly")
+        made = stack.slugline(
+            "train", str(experiment), "--cron", f"{minute} 3 * * *", "--slug", "every-night"
+        )
         assert made.returncode == 0, made.stderr
-    url = f"http://127.0.0.1:{stack.ports.prefect}/api/deployments/name/train/nightly"
+    url = f"http://127.0.0.1:{stack.ports.prefect}/api/deployments/name/train/every-night"
     deployment = httpx.get(url).json()
     assert [item["schedule"]["cron"] for item in deployment["schedules"]] == ["2 3 * * *"]
     assert deployment["parameters"]["parameters"] == {"experiment": str(experiment)}
     assert deployment["work_pool_name"] == "slugline"
+
+
+def test_the_deployments_for_one_s_own_machines_deploy(stack):
+    script = """
+        eval "$(slugline env)"
+        prefect work-pool create gpu --type process &&
+        prefect --no-prompt deploy --all --prefect-file infra/prefect.yaml
+    """
+    result = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=stack.environ(), capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    url = f"http://127.0.0.1:{stack.ports.prefect}/api/deployments/name/train/nightly"
+    deployment = httpx.get(url).json()
+    (schedule,) = deployment["schedules"]
+    assert (schedule["schedule"]["cron"], schedule["active"]) == ("0 3 * * *", True)
+    assert deployment["job_variables"]["stream_output"] is False
+    parameters = from_json(deployment["parameters"]["parameters"])
+    assert experiment_path(parameters.experiment) == ROOT / "flows/experiments/python_lm.py"
 
 
 def write_readme_experiment(folder: Path) -> Path:

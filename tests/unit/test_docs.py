@@ -1,11 +1,13 @@
 """The documentation says what there is: every command, option and setting, and nothing that is not."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from flows.cli import app as slugline
+from runtime.cli.arguments import parse_arguments
 from runtime.errors import Rejected, RunError, Superseded, Unavailable
 from tests.support.docs import ROOT, blocks, command_lines, commands, pages, parse
 
@@ -42,6 +44,28 @@ def test_every_slugline_line_in_the_docs_parses(line, arguments, tmp_path, monke
     del line
     monkeypatch.chdir(tmp_path)
     parse(slugline, arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"), [pytest.param(*item, id=item[0]) for item in command_lines("sexpgpu")]
+)
+def test_every_sexpgpu_line_in_the_docs_parses(line, arguments):
+    del line
+    parse_arguments(arguments)
+
+
+def test_every_flag_of_sexpgpu_stands_in_the_docs(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(["run", "--help"])
+    flags = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
+    assert len(flags) > 10
+    assert not {flag for flag in flags if not re.search(rf"{flag}\b", ALL)}
+
+
+@pytest.mark.parametrize("page", TEXT, ids=lambda page: page.name)
+def test_every_module_that_the_docs_start_is_there(page):
+    for module in re.findall(r"python -m ((?:flows|runtime|infra)[\w.]*)", TEXT[page]):
+        assert find_spec(module), module
 
 
 @pytest.mark.parametrize("page", TEXT, ids=lambda page: page.name)

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,6 @@ import runtime
 from runtime.errors import Rejected, Unavailable
 from runtime.experiment.frontend import load_experiment
 from tests.support.experiments import SMALL, write_project
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -221,3 +219,16 @@ def test_devices_of_a_cpu_and_unknown_devices_are_refused(small: Path):
         load_experiment(small, device="cpu", devices=[0])
     with pytest.raises(Rejected, match="--device must be cpu or cuda, got 'tpu'"):
         load_experiment(small, device="tpu")
+
+
+def test_the_file_in_the_documentation_is_an_experiment_and_its_mistakes_read_as_it_says(tmp_path: Path):
+    pytest.importorskip("sklearn")
+    page = (Path(__file__).parents[3] / "docs" / "experiment-files.md").read_text()
+    source = page.partition("```python\n")[2].partition("```")[0]
+    path = write_project(tmp_path, {"my_digits.py": source})
+    assert load_experiment(path, variant="tiny", device="cpu").experiment.steps == 60
+    assert f"sexpgpu: {refusal(path, knobs={'peak_rl': '1'})}\n" in page
+    path.write_text(source.replace("digits.load(", "undefined("))
+    assert f"sexpgpu: {refusal(path)}\n" in page
+    path.write_text(source.replace("steps=knobs.steps,\n        ch", "steps=0,\n        ch"))
+    assert f"sexpgpu: {refusal(path)}\n" in page

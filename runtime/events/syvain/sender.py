@@ -14,7 +14,7 @@ from runtime.errors import Rejected
 from runtime.events.limits import MAX_BATCH_EVENTS
 from runtime.events.syvain.client import Garbled, Grant, Metrics, Refusal, Trouble
 from runtime.events.syvain.folders import find_folder
-from runtime.events.syvain.wire import EventError, Line, decode_line, message, start_line
+from runtime.events.syvain.wire import EventError, Line, StartLine, decode_line, message, start_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +81,7 @@ class Sender:
         self._grant: Grant | None = None
         self._unplaced = False
         self._to_start: list[Line] = []
+        self._said: set[str] = set()
         self._unanswered: list[Line] = []
         self._read_to = 0
         self._most = MAX_BATCH_EVENTS
@@ -263,7 +264,9 @@ class Sender:
             return False
         error = answers[line.message_id]
         if error is not None and not error.retryable:
-            self._drop(1, error.code, f"an event of step {getattr(line, 'step', '-')}: {error.text}")
+            # A start is sent again and again: what counts of it is that it was said once.
+            number = 0 if isinstance(line, StartLine) else 1
+            self._drop(number, error.code, f"{line.message_id}: {error.text}")
             return True
         return error is None
 
@@ -281,9 +284,11 @@ class Sender:
 
     def _drop(self, number: int, code: str, what: str) -> None:
         reason = f"refused ({code})"
-        if reason not in self.dropped:
+        if reason not in self._said:
+            self._said.add(reason)
             logger.warning("Metrics refuses %s; it is dropped, and so is all that it refuses like this", what)
-        self.dropped[reason] += number
+        if number:
+            self.dropped[reason] += number
 
     def _revoke(self, grant: Grant) -> None:
         """Give the token back; whether that works no longer matters."""

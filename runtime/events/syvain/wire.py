@@ -19,7 +19,20 @@ from runtime.events.kinds import Done, Event
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EventError", "Line", "decode_line", "message", "read_answers", "spool_line", "start_line"]
+__all__ = [
+    "AnnotationLine",
+    "DoneLine",
+    "ErrorLine",
+    "EventError",
+    "Line",
+    "MetricLine",
+    "StartLine",
+    "decode_line",
+    "message",
+    "read_answers",
+    "spool_line",
+    "start_line",
+]
 
 _ERROR = "syvain.v2.error"
 _TRANSIENT = {408, 425, 429}

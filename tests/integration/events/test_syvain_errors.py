@@ -335,7 +335,7 @@ def test_an_event_that_is_refused_for_good_costs_only_itself(stub, driver, data,
     driver.run()
     assert sent(stub) == [[1, 2, 3]]
     assert driver.sender.dropped == {"refused (some_code)": 1}
-    assert "Metrics refuses an event of step 2: because" in caplog.text
+    assert f"Metrics refuses {SESSION}.2: because" in caplog.text
     assert driver.stored == [0, 1, 3]
     assert driver.waits == []
     assert not stub.of("tokenRefresh"), "an event's 401 says nothing about the token"
@@ -362,7 +362,7 @@ def test_what_is_refused_alike_is_said_once_and_counted_each_time(stub, driver, 
     stub.next("write", event_errors({0: error(400), 1: error(400), 2: error(400, code="other")}))
     driver.run()
     assert driver.sender.dropped == {"refused (some_code)": 2, "refused (other)": 1}
-    assert caplog.text.count("Metrics refuses an event") == 2
+    assert caplog.text.count("Metrics refuses") == 2
 
 
 # Opening
@@ -429,6 +429,16 @@ def test_a_start_that_is_not_taken_is_sent_again(stub):
     driver.run()
     assert driver.waits == [0.5, 1.0, 2.0]
     assert driver.stored == [0, 1]
+    driver.client.close()
+
+
+def test_a_start_that_is_refused_is_said_and_costs_nothing_else(stub, caplog):
+    driver = Driver(stub, 1)
+    stub.next("write", event_errors({0: error(400)}))
+    driver.run()
+    assert driver.stored == [1]
+    assert f"Metrics refuses {SESSION}.0: because" in caplog.text
+    assert not driver.sender.dropped
     driver.client.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 from runtime.errors import Rejected
 from runtime.events.kinds import Open
 from runtime.events.stream import EventStream
+from runtime.events.syvain.client import MetricsClient
 from runtime.events.syvain.sender import Pace
 from runtime.events.syvain.settings import MetricsSettings
 from runtime.events.syvain.target import SyvainTarget
@@ -438,6 +439,44 @@ def test_a_spool_without_room_drops_events_says_so_and_goes_on(stub, monkeypatch
     assert [event["messageId"] for event in stub.events] == [f"{FIRST}.{number}" for number in range(3)]
     assert summary.dropped == {"syvain": {"no room": 2}}
     assert caplog.text.count("the spool has no room") == 1
+
+
+def test_a_server_that_hangs_costs_at_most_the_timeout(stub, caplog):
+    asked, release = threading.Event(), threading.Event()
+
+    def hang(server, request):
+        asked.set()
+        assert release.wait(10)
+        return metrics_stub.dropped(server, request)
+
+    stub.next("write", hang)
+    stream = EventStream([target(stub)])
+    stream.open(OPEN)
+    steps(stream, [0, 1])
+    assert asked.wait(10)
+    summary = stream.close(timeout_s=0.05)
+    release.set()
+    assert summary.unsent == 2
+    assert summary.url is not None
+    assert "2 events were not sent to Metrics" in caplog.text
+
+
+def test_a_mistake_of_ours_is_logged_and_tried_again(stub, monkeypatch, caplog):
+    real, calls = MetricsClient.open, []
+
+    def mistaken(client, event):
+        calls.append(event)
+        if len(calls) == 1:
+            raise KeyError("ours")
+        return real(client, event)
+
+    monkeypatch.setattr(MetricsClient, "open", mistaken)
+    stream = EventStream([target(stub)])
+    stream.open(OPEN)
+    steps(stream, [0])
+    assert stream.close(timeout_s=10).unsent == 0
+    assert "sending to Metrics failed" in caplog.text
+    assert "KeyError: 'ours'" in caplog.text
 
 
 def test_an_idle_run_says_that_it_lives(stub):

@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,15 @@ EVENTS: list[Event] = [
 @pytest.mark.parametrize(("event", "line"), list(zip(EVENTS, GOLDEN, strict=True)))
 def test_a_line_is_the_documented_one_byte_for_byte(event, line):
     assert event.encode() == line
+
+
+def test_events_load_without_what_only_training_or_metrics_needs():
+    program = (
+        "import sys; import runtime.events.kinds, runtime.events.limits, runtime.events.targets;"
+        "print([name for name in ('torch', 'prefect', 'httpx', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_failed_run_ends_with_the_same_done_line():

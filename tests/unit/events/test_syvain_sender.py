@@ -157,7 +157,7 @@ class Attempt:
 class Runs(RuleBasedStateMachine):
     """Attempts of one run that say things, send, save and die at any moment."""
 
-    failures: list[str] = [*WHOLE_FAILURES, "gone"]
+    failures: list[str] = [*WHOLE_FAILURES, "gone"]  # noqa: RUF012 (a constant of the machine)
 
     @initialize()
     def begin(self):

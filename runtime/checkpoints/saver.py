@@ -180,9 +180,10 @@ class Saver:
         self._snapshots.close()
 
     def _run(self, save: _Save) -> None:
-        superfluous: Callable[[], None] = _nothing
         try:
             superfluous = self._publish(save)
+            save.settled.set()
+            superfluous()
         except _Abandoned:
             save.error = Unavailable(f"the checkpoint of step {save.step} was given up")
         except RunError as error:
@@ -193,17 +194,20 @@ class Saver:
             _log.exception("the checkpoint of step %s is not stored", save.step)
         finally:
             save.settled.set()
-        if save.error is not None and save.record_untouched and not save.abandoned.is_set():
-            entry = CheckpointEntry(
-                step=save.step,
-                attempt=self._attempt.number,
-                published_ms=0,
-                manifest=self._manifest_key(save),
-                manifest_blake3="",
-            )
-            purge(self._store, [entry], [])
-        superfluous()
-        save.tidied.set()
+            if save.error is not None and save.record_untouched and not save.abandoned.is_set():
+                self._discard(save)
+            save.tidied.set()
+
+    def _discard(self, save: _Save) -> None:
+        """Delete the files of a save that failed before the record could name it: the disk may be full."""
+        entry = CheckpointEntry(
+            step=save.step,
+            attempt=self._attempt.number,
+            published_ms=0,
+            manifest=self._manifest_key(save),
+            manifest_blake3="",
+        )
+        purge(self._store, [entry], [])
 
     def _publish(self, save: _Save) -> Callable[[], None]:
         """Store everything and publish; return what deletes the files that are then superfluous."""
@@ -310,7 +314,3 @@ def _wait(event: threading.Event, deadline_s: float | None, give_up: threading.E
         if deadline_s is not None and time.monotonic() > deadline_s:
             return "the time allowed for it is over"
     return None
-
-
-def _nothing() -> None:
-    """Nothing became superfluous."""

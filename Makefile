@@ -34,7 +34,7 @@ chaos: .venv/installed ## the long campaigns of kills and faults
 	$(BIN)/pytest -q -m chaos tests/chaos
 
 bench: .bench-venv/installed ## every benchmark against its peers, in an environment of its own
-	@for script in benchmarks/[!_]*.py; do echo "== $$script"; .bench-venv/bin/python "$$script" || exit 1; done
+	@for script in $$(grep -l '^if __name__' benchmarks/*.py); do echo "== $$script"; .bench-venv/bin/python "$$script" || exit 1; done
 
 clean: ## remove what make made here (the stack's data directory stays)
 	rm -rf .venv .bench-venv

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xmlrpc.client import Fault, ServerProxy
 
-from infra.local.errors import ServiceError
+from infra.local.errors import ServiceError, StackError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -148,8 +148,10 @@ class Supervisor:
     @contextlib.contextmanager
     def _calls(self) -> Iterator[Any]:
         """Raises OSError when no supervisor answers."""
-        from supervisor.xmlrpc import SupervisorTransport  # type: ignore[import-untyped]  # it has no types
-
+        try:
+            from supervisor.xmlrpc import SupervisorTransport  # type: ignore[import-untyped]  # it has no types
+        except ImportError as error:
+            raise StackError("supervisor is not installed: pip install 'slugline[local]'") from error
         transport = SupervisorTransport(None, None, f"unix://{self._directory.socket}")
         try:
             yield ServerProxy("http://127.0.0.1", transport=transport).supervisor

@@ -1,0 +1,64 @@
+"""flows.demo: it fails when one bit differs, whatever else is equal."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from flows import demo
+from flows.demo import DemoError
+
+
+@dataclass
+class Checkpoint:
+    """As much of a checkpoint as is compared."""
+
+    step: int = demo.STEPS
+    tensors: dict[str, torch.Tensor] = field(default_factory=lambda: {"a": torch.tensor([1.0, float("nan")])})
+
+
+class Watch:
+    """A run that measured these values."""
+
+    def __init__(self, loss: float = 1.0) -> None:
+        self._loss = loss
+
+    def metrics(self):
+        return {("train/loss", 0, "{}"): self._loss}
+
+
+def compare(one: Checkpoint, other: Checkpoint, first: Watch, second: Watch) -> str:
+    return demo._compare(one, other, first, second)  # type: ignore[arg-type]  # stand-ins
+
+
+def test_equal_runs_are_said_to_be_equal():
+    said = compare(Checkpoint(), Checkpoint(), Watch(), Watch())
+    assert said.startswith("1 tensors of weights and optimiser state")
+    assert said.endswith("1 metric values are equal, bit for bit")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Checkpoint(tensors={"a": torch.tensor([1.0000001, float("nan")])}),
+        Checkpoint(tensors={"a": torch.tensor([1.0, 0.0])}),
+        Checkpoint(tensors={"a": torch.tensor([1.0, float("nan")], dtype=torch.float64)}),
+        Checkpoint(tensors={"b": torch.tensor([1.0, float("nan")])}),
+        Checkpoint(tensors={}),
+        Checkpoint(step=demo.STEPS - 1),
+    ],
+)
+def test_any_difference_of_the_checkpoints_fails(other):
+    with pytest.raises(DemoError):
+        compare(Checkpoint(), other, Watch(), Watch())
+
+
+def test_minus_zero_is_not_zero():
+    zero, minus = ({"a": torch.tensor([value])} for value in (0.0, -0.0))
+    with pytest.raises(DemoError, match="tensors differ: a"):
+        compare(Checkpoint(tensors=zero), Checkpoint(tensors=minus), Watch(), Watch())
+
+
+def test_another_measured_value_fails():
+    with pytest.raises(DemoError, match="did not measure the same"):
+        compare(Checkpoint(), Checkpoint(), Watch(), Watch(loss=1.5))

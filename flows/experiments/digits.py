@@ -15,13 +15,13 @@ from sexpgpu import Evaluation, Experiment, Stage, data, digits, metric, models,
 
 @dataclass(frozen=True)
 class Knobs:
-    steps: int = 1000
+    steps: int = 600
     batch_size: int = 64
     channels: int = 32
     dropout: float = 0.3
     peak_lr: float = 3e-3
-    eval_every: int = 200
-    checkpoint_every: int = 200
+    eval_every: int = 100
+    checkpoint_every: int = 100
     seed: int = 0
 
 

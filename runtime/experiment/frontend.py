@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import logging
 import random
 import traceback
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = ["Loaded", "load_experiment"]
-
-log = logging.getLogger(__name__)
 
 MAX_SEED = 2**63 - 1
 

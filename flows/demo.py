@@ -109,7 +109,11 @@ def _show(directory: DataDirectory) -> int:
     _print("\nNow the same file once more, with nobody killing it.")
     unbroken = _train_unbroken(slug + "-unbroken", directory, story)
     verdict = _compare(watch.checkpoint(), unbroken.checkpoint(), watch, unbroken)
-    _summary(story, verdict, final, watch, run)
+    page = watch.page()
+    _summary(story, f"{slug}: {final.state}", verdict)
+    _print(f"Prefect     {run.page}")
+    _print(f"Experiment  {page}")
+    _print("\nThe stack stays up for you to look at. `make down` stops it; `make demo` does it all again.")
     return 0
 
 
@@ -220,15 +224,12 @@ def _same(one: Any, other: Any) -> bool:
     )
 
 
-def _summary(story: Story, verdict: str, final: RunView, watch: Watch, run: RunView) -> None:
-    _print(f"\n{watch.slug}: {final.state}. What happened, in seconds after it was scheduled:\n")
+def _summary(story: Story, ending: str, verdict: str) -> None:
+    _print(f"\n{ending}. What happened, in seconds after it was scheduled:\n")
     width = max(len(what) for what, _, _ in story.told)
     for what, seconds, detail in story.told:
         _print(f"  {what:<{width}}  {seconds:7.1f}  {detail}".rstrip())
     _print(f"\nEqual: {verdict}.\n")
-    _print(f"Prefect     {run.page}")
-    _print(f"Experiment  {watch.page()}")
-    _print("\nThe stack stays up for you to look at. `make down` stops it; `make demo` does it all again.")
 
 
 def _wait(condition: Callable[[], Any], what: str, *, every_s: float = 0.2) -> Any:

@@ -83,9 +83,16 @@ class Watch:
         }
 
     def page(self) -> str:
-        """The experiment's page in Metrics, as the newest attempt's summary names it."""
-        summaries = sorted(self.folder.glob("attempt-*.json"))
-        return str(json.loads(summaries[-1].read_bytes())["url"])
+        """The experiment's page in Metrics, as the newest attempt's summary names it.
+
+        Raises:
+            Unavailable: no event has reached Metrics.
+        """
+        newest = max(self.folder.glob("attempt-*.json"))
+        page = json.loads(newest.read_bytes())["url"]
+        if page is None:
+            raise Unavailable(f"no event of {self.slug} has reached Metrics: slugline logs metrics says why")
+        return str(page)
 
     def _events(self) -> list[dict[str, Any]]:
         try:

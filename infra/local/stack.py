@@ -216,8 +216,10 @@ def _stop_runs(directory: DataDirectory, supervisor: Supervisor, *, say: Say, ti
     if not in_flight:
         return 0
     flows = [process for process in in_flight if process.is_flow]
-    say(f"{len(flows)} run(s) in flight: waiting up to {timeout_s:.0f} s for their last checkpoint")
-    send(flows or in_flight, signal.SIGTERM)
+    # A trainer is told by its flow process; told twice, it would give up its save.
+    told = flows or in_flight
+    say(f"{len(told)} in flight: waiting up to {timeout_s:.0f} s for what is trained to be saved")
+    send(told, signal.SIGTERM)
     wait_until(lambda: not runs(), timeout_s=timeout_s)
     left = runs()
     send(left, signal.SIGKILL)

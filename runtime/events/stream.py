@@ -61,6 +61,7 @@ class EventStream:
         self._targets = list(targets)
         self._live = list(targets)
         self._metrics = next((target for target in targets if isinstance(target, Resumable)), None)
+        self._carried: tuple[str, ...] = ()
         self._slug = ""
         self._dropped: dict[str, Counter[str]] = {"stream": Counter()}
         self._num_behind = 0
@@ -116,9 +117,14 @@ class EventStream:
         return self._ask(lambda: self._cut(mark)) or Backlog(None, ())
 
     def inherit(self, segments: Iterable[Segment]) -> None:
-        """Take over what an earlier attempt could not send. Before `open`."""
+        """Take over what an earlier attempt could not send. Before `open`.
+
+        Without a Metrics target it travels on with every checkpoint, for a resume that has one.
+        """
         if self._metrics is not None:
             self._metrics.inherit(segments)
+        else:
+            self._carried = tuple(segment.name for segment in segments)
 
     def close(self, *, timeout_s: float) -> StreamSummary:
         """Deliver what is left within `timeout_s` seconds, end the thread, and say what was lost."""
@@ -225,7 +231,7 @@ class EventStream:
 
     def _cut(self, mark: int) -> Backlog:
         if self._metrics is None:
-            return Backlog(None, ())
+            return Backlog(None, self._carried)
         position = self._positions[mark]
         self._positions = {mark: at for mark, at in self._positions.items() if at >= position}
         return self._metrics.backlog(position)

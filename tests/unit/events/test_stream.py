@@ -232,13 +232,13 @@ def test_a_backlog_ends_at_its_mark_whatever_follows():
     assert (summary.unsent, summary.url) == (8, target.url)
 
 
-def test_without_metrics_there_is_no_backlog():
-    stream = EventStream([MemoryTarget()])
-    stream.inherit([Segment("old", b"x")])
-    stream.open(OPEN)
+def test_what_metrics_never_got_travels_on_through_an_attempt_without_metrics():
+    stream = EventStream([MemoryTarget("memory")])
     assert stream.backlog(stream.mark()) == Backlog(None, ())
-    stream.close(timeout_s=5)
-    assert stream.backlog(1) == Backlog(None, ())
+    stream.inherit([Segment("old", b"x"), Segment("older", b"y")])
+    stream.open(OPEN)
+    assert stream.backlog(stream.mark()) == Backlog(None, ("old", "older"))
+    stream.close(timeout_s=10.0)
 
 
 def test_the_whole_of_an_annotation_that_was_cut_stands_in_the_log(caplog):

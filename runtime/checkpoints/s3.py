@@ -38,6 +38,7 @@ PARALLEL_REQUESTS = 16
 # A start gives up within half a minute on a location that takes a request and never answers.
 CONTROL_READ_S = 10.0
 CONTROL_TRIES = 2
+BULK_READ_S = 30.0  # of silence; the saver and the reader have tries of their own
 _FORBIDDEN = {401, 403}
 _LOST_THE_RACE = {409, 412}
 
@@ -57,7 +58,7 @@ class S3Store:
         endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL")
         self._where = _endpoint(endpoint) if endpoint else "AWS"
         self._control = _client(session, endpoint, connect_s=5, read_s=CONTROL_READ_S, tries=CONTROL_TRIES)
-        self._bulk = _client(session, endpoint, connect_s=20, read_s=30, tries=1)
+        self._bulk = _client(session, endpoint, connect_s=20, read_s=BULK_READ_S, tries=1)
 
     def get(self, key: str) -> tuple[bytes, str]:
         """See `Store.get`."""

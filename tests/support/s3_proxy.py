@@ -29,6 +29,7 @@ Kind = Literal[
     "lose_reply",  # let the request take effect, then reset the connection
     "truncate",  # send half of the reply's body, then close
     "corrupt",  # flip one bit in the middle of the reply's body
+    "corrupt_request",  # flip one bit in the middle of the request's body
     "ignore_conditions",  # write whatever If-Match and If-None-Match say, as some servers do
 ]
 
@@ -108,13 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
             name.lower() for name in self.headers
         }:
             return self._put_regardless(body)
-        status, headers, content = self._forward(body)
+        status, headers, content = self._forward(_flipped(body) if kind == "corrupt_request" else body)
         if kind == "lose_reply":
             return self._reset()
         if kind == "corrupt" and content:
-            flipped = bytearray(content)
-            flipped[len(flipped) // 2] ^= 1
-            content = bytes(flipped)
+            content = _flipped(content)
         return self._reply(status, headers, content[: len(content) // 2] if kind == "truncate" else content)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815  (http.server looks for these)
@@ -163,6 +162,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing: failing is the job."""
+
+
+def _flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
 class _Server(ThreadingHTTPServer):

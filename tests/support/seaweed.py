@@ -157,12 +157,8 @@ def running_server(folder: Path) -> Iterator[S3Server]:
         _wait_until_ready(server, process, folder / "server.log")
         yield server
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # its data goes with the test session; a polite end takes it up to ten seconds
+        process.wait()
 
 
 def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:

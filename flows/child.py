@@ -54,7 +54,11 @@ def become(parent: int, command: list[str]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(128 + signal.SIGTERM)  # it died before we could ask
-    os.execvp(command[0], command)  # noqa: S606 - the point of this program
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - the point of this program
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
+        sys.exit(127)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from flows.attempts import GUARD_MARGIN_S, wait_gone
-from flows.endings import Action, Decision, Ended, Policy, backoff_s, decide
+from flows.endings import Action, Decision, Ended, Ending, Policy, backoff_s, decide
 from flows.ledger import Closed, Entry, Ledger, LedgerFile, Owner
 from flows.processes import ProcessId, host_name, is_alive
 from runtime.checkpoints.record import read_record
@@ -73,9 +73,16 @@ class Keeper:
             return Decision(Action.ABORT, str(error))
 
     def _loop(self) -> Decision:
-        waits = 0
+        waits, first = 0, True
         while True:
             history = self._patiently(self._read).history()
+            if first:
+                if history and history[-1].ending is Ending.SUPERSEDED and (done := self._done_by_newer()):
+                    self._close(done)
+                    return done
+                # That another attempt was newer was the last owner's reason to leave, and is none of ours.
+                history = tuple(ended for ended in history if ended.ending is not Ending.SUPERSEDED)
+                first = False
             if history:
                 decision = decide(history, self.policy)
                 match decision.action:
@@ -92,6 +99,13 @@ class Keeper:
                         self._close(decision)
                         return decision
             self._attempt()
+
+    def _done_by_newer(self) -> Decision | None:
+        """Say that the attempt for which the last owner left has done the run; unset: it has not."""
+        found = self._patiently(lambda: read_record(self.store))
+        if found is None or found[0].ended is None or found[0].ended.status != "done":
+            return None
+        return Decision(Action.COMPLETE, f"done by attempt {found[0].ended.attempt}")
 
     def _take_over(self) -> Decision | None:
         """Become the owner, once the last one and its trainer are gone; say why not otherwise."""

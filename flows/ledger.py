@@ -7,6 +7,7 @@ rescuers, one wins.
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -106,7 +107,10 @@ class Rescue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """All of it. `round_start` is the first entry since a person last scheduled the run."""
+    """All of it. `round_start` is the first entry since a person last scheduled the run.
+
+    `write` is drawn anew for every write, so that a writer knows its own from another's of the same content.
+    """
 
     slug: str
     version: int = VERSION
@@ -115,6 +119,7 @@ class Ledger:
     round_start: int = 0
     closed: Closed | None = None
     rescue: Rescue | None = None
+    write: str = ""
 
     def history(self) -> tuple[Ended, ...]:
         """Return this round's endings, oldest first."""
@@ -178,6 +183,7 @@ class LedgerFile:
             new = edit(old or Ledger(slug=self._slug))
             if new == old:
                 return new
+            new = replace(new, write=uuid.uuid4().hex)
             try:
                 self._store.put_if(LEDGER, msgspec.json.encode(new), etag=etag)
             except Conflict:

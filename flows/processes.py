@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessId", "boot_id", "host_name", "is_alive", "this_process"]
+__all__ = ["ProcessId", "boot_id", "host_name", "is_alive", "is_running", "this_process"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,11 @@ def is_alive(process: ProcessId) -> bool | None:
     if process.host != host_name():
         return None
     return process.boot == boot_id() and _start_ticks(process.pid) == process.start_ticks
+
+
+def is_running(pid: int) -> bool:
+    """Say whether any process of this host has the number `pid`."""
+    return _start_ticks(pid) is not None
 
 
 def host_name() -> str:

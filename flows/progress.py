@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 __all__ = ["Checkpoint", "Curve", "Progress", "Tail"]
@@ -97,7 +97,7 @@ class Progress:
     failed: tuple[int, str] | None = None
     done: bool = False
 
-    def read(self, lines: Iterator[bytes]) -> None:
+    def read(self, lines: Iterable[bytes]) -> None:
         """Take in more lines of the stream; what is no event of ours is passed over."""
         for line in lines:
             try:

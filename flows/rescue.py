@@ -16,24 +16,29 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flows.assignment import assigned_host, is_local
 from flows.endings import Action
 from flows.keeper import now_ms
-from flows.ledger import Ledger, LedgerFile, Rescue
+from flows.ledger import LedgerFile, Rescue
 from flows.parameters import from_json
-from flows.processes import ProcessId, host_name, is_alive
+from flows.processes import host_name, is_alive, is_running
 from flows.pulse import read_pulse
-from flows.server import AWAITING_RETRY, FlowRun, Server, connect
+from flows.server import AWAITING_RETRY, connect
 from runtime.checkpoints.location import open_store
 from runtime.checkpoints.record import read_record
-from runtime.errors import Rejected, RunError, Unavailable
+from runtime.errors import Rejected, RunError, Superseded, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
     from types import FrameType
 
+    from flows.ledger import Ledger
+    from flows.processes import ProcessId
+    from flows.server import FlowRun, State
+    from runtime.checkpoints.record import AttemptEntry
     from runtime.checkpoints.store import Store
 
 __all__ = ["Rescuer", "Settings", "main"]
@@ -55,6 +60,32 @@ class Settings:
     poll_s: float = 5.0
     quiet_s: float = 60.0
     pending_s: float = 60.0
+
+
+class Watched(Protocol):
+    """What rescue asks of a Prefect server. It exists so that nights of trouble pass in a test's second."""
+
+    def runs(self, *, states: Sequence[str]) -> list[FlowRun]:
+        """See `Server.runs`."""
+        ...
+
+    def run(self, flow_run_id: str) -> FlowRun:
+        """See `Server.run`."""
+        ...
+
+    def states(self, flow_run_id: str) -> list[State]:
+        """See `Server.states`."""
+        ...
+
+    def last_heartbeat(self, flow_run_id: str) -> datetime | None:
+        """See `Server.last_heartbeat`."""
+        ...
+
+    def set_state(
+        self, flow_run_id: str, state: Mapping[str, Any], *, message: str, force: bool = False
+    ) -> State | None:
+        """See `Server.set_state`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -99,7 +130,7 @@ class Rescuer:
         self._sights: dict[str, _Sight] = {}
         self._told: set[tuple[str, str]] = set()
 
-    def look(self, server: Server) -> list[str]:
+    def look(self, server: Watched) -> list[str]:
         """Look once; return the ids of the flow runs that were acted on.
 
         Raises:
@@ -120,7 +151,7 @@ class Rescuer:
                 logger.info("%s: another rescuer is at it", run.name)
         return acted
 
-    def _attend(self, server: Server, run: FlowRun) -> bool:
+    def _attend(self, server: Watched, run: FlowRun) -> bool:
         assert run.state is not None
         parameters = from_json(run.train)
         holder = assigned_host(run)
@@ -138,7 +169,7 @@ class Rescuer:
         found = _Found(run=run, why=why, store=store, ledger=ledger)
         return self._finish(server, found) or self._schedule(server, found, slug)
 
-    def _dead(self, server: Server, run: FlowRun, store: Store | None, ledger: Ledger | None) -> str | None:
+    def _dead(self, server: Watched, run: FlowRun, store: Store | None, ledger: Ledger | None) -> str | None:
         """Say how we know that nobody looks after the run; unset: we do not."""
         state = run.state
         assert state is not None
@@ -147,14 +178,22 @@ class Rescuer:
         if lives:
             return None
         if state.type == "CRASHED":
-            return state.message or "crashed"
-        if lives is False and owner is not None and owner.state_id == state.id:
-            return f"its flow process {owner.process.pid} is gone"
-        if state.type == "CANCELLING":
-            return None  # its worker may be at it; Prefect itself ends it after five minutes
+            return (state.message or "crashed").partition(". ")[0]
+        if lives is False and ledger is not None and owner is not None and owner.state_id == state.id:
+            if not _left_to_newer(ledger):
+                return f"its flow process {owner.process.pid} is gone"
+            record = store and read_record(store)
+            if record and record[0].ended is not None:
+                return f"attempt {record[0].attempt.number}, to which it was left, has ended"
+            if record and self._attempt_lives(record[0].attempt):
+                return None
         return self._quiet(run, self._signs(server, run, store))
 
-    def _signs(self, server: Server, run: FlowRun, store: Store | None) -> tuple[object, ...]:
+    def _attempt_lives(self, attempt: AttemptEntry) -> bool:
+        """Say whether an attempt, started by whomever, is a process of this host."""
+        return attempt.host == self._host and is_running(attempt.pid)
+
+    def _signs(self, server: Watched, run: FlowRun, store: Store | None) -> tuple[object, ...]:
         assert run.state is not None
         if store is None:
             return run.state.id, server.last_heartbeat(run.id)
@@ -178,7 +217,7 @@ class Rescuer:
             return None
         return f"{'not started' if pending else 'no sign of life'} for {now - sight.since:.0f} s"
 
-    def _finish(self, server: Server, found: _Found) -> bool:
+    def _finish(self, server: Watched, found: _Found) -> bool:
         """Report what was decided but not reported: a cancellation, a last word in the ledger."""
         run, ledger = found.run, found.ledger
         assert run.state is not None
@@ -192,18 +231,18 @@ class Rescuer:
         if mine and ledger is not None and ledger.closed is not None:
             kind = "COMPLETED" if ledger.closed.action is Action.COMPLETE else "FAILED"
             return self._report(server, run, kind, ledger.closed.reason)
-        crashes = _trailing_crashes(states)
+        crashes = sum(state.type == "CRASHED" for state in states)
         if ledger is None and crashes >= IN_VAIN:
             why = f"crashed {crashes} times before it could begin: {found.why}. Schedule it again to go on."
             return self._report(server, run, "FAILED", why)
         return False
 
-    def _report(self, server: Server, run: FlowRun, kind: str, message: str) -> bool:
+    def _report(self, server: Watched, run: FlowRun, kind: str, message: str) -> bool:
         logger.warning("%s: %s (%s)", run.name, message, kind)
         server.set_state(run.id, {"type": kind}, message=message, force=True)
         return True
 
-    def _schedule(self, server: Server, found: _Found, slug: str | None) -> bool:
+    def _schedule(self, server: Watched, found: _Found, slug: str | None) -> bool:
         run = found.run
         assert run.state is not None
         in_vain = 0
@@ -246,8 +285,9 @@ class Rescuer:
             logger.warning("%s %s", run.name, what)
 
 
-def _trailing_crashes(states: Sequence[object]) -> int:
-    return sum(1 for state in states if getattr(state, "type", None) == "CRASHED")
+def _left_to_newer(ledger: Ledger) -> bool:
+    """Say whether the flow process left because a newer attempt, not of any flow, owned the run."""
+    return bool(ledger.attempts) and ledger.attempts[-1].code == Superseded.exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

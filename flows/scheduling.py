@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
-from flows.parameters import TrainParameters, from_json
-from flows.server import AWAITING_RETRY, FLOW, FlowRun, Server, State, connect, slug_tag
+from flows.server import AWAITING_RETRY, FLOW, connect, slug_tag
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from datetime import datetime
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from flows.parameters import TrainParameters
+    from flows.server import FlowRun, Server, State
 
 __all__ = ["RunView", "cancel", "find_run", "follow", "list_runs", "resume", "schedule"]
+
+ECHO = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +50,7 @@ def schedule(parameters: TrainParameters, *, deployment: str = f"{FLOW}/train") 
         deployment_id = server.deployment_id(deployment)
         if known := server.runs(slug=parameters.slug):
             return _set_back(server, parameters.slug, known, parameters)
-        run, created = server.create_run(deployment_id, slug=parameters.slug, parameters=parameters.to_json())
-        if not created:
-            raise _live(parameters.slug, run.state)
-        return _view(server, run)
+        return _create(server, deployment_id, parameters.slug, parameters.to_json(), key=parameters.slug)
 
 
 def resume(slug: str) -> RunView:
@@ -83,13 +84,17 @@ def cancel(slug: str) -> RunView:
 
 
 def list_runs(*, limit: int = 50) -> list[RunView]:
-    """Return the newest runs, newest first.
+    """Return the newest runs, newest first, each slug once.
 
     Raises:
         Unavailable: the Prefect server cannot be reached.
     """
     with connect() as server:
-        return [_view(server, run) for run in server.runs(limit=limit)]
+        newest: dict[str, RunView] = {}
+        for run in server.runs(limit=limit):
+            view = _view(server, run)
+            newest.setdefault(view.slug, view)
+        return list(newest.values())
 
 
 def find_run(slug: str) -> RunView:
@@ -136,14 +141,43 @@ def _set_back(server: Server, slug: str, known: list[FlowRun], parameters: Train
         if run.state is None or not run.state.final:
             raise _live(slug, run.state)
     run = known[0]
+    values = run.train if parameters is None else parameters.to_json()
+    if (location := run.train.get("location")) is not None:
+        values.setdefault("location", location)  # a slug keeps the location that its first start decided
+    if (key := _echo(run)) is not None and run.deployment_id is not None:
+        return _create(server, run.deployment_id, slug, values, key=key, tags=run.tags)
     if parameters is not None:
-        values = parameters.to_json()
-        if parameters.location is None and (location := run.train.get("location")) is not None:
-            values["location"] = location  # a slug keeps the location that its first start decided
-        from_json(values)
         server.update(run.id, parameters={"parameters": values}, tags=sorted({*run.tags, slug_tag(slug)}))
     server.set_state(run.id, AWAITING_RETRY, message="Scheduled again by the user.")
     return _view(server, server.run(run.id))
+
+
+def _create(
+    server: Server,
+    deployment_id: str,
+    slug: str,
+    values: Mapping[str, Any],
+    *,
+    key: str,
+    tags: Sequence[str] = (),
+) -> RunView:
+    run, created = server.create_run(deployment_id, slug=slug, parameters=values, key=key, tags=tags)
+    if not created:
+        raise _live(slug, run.state)
+    return _view(server, run)
+
+
+def _echo(run: FlowRun) -> str | None:
+    """Return the key of the run that must take this one's place; unset: it can be set back itself.
+
+    A worker that starts a flow run is told of the cancellations of the last minute too, and would cancel a
+    run that is set back so soon a second time.
+    """
+    state = run.state
+    if state is None or state.type != "CANCELLED":
+        return None
+    young = datetime.now(UTC) - state.timestamp < ECHO
+    return f"{run.id} after {state.id}" if young else None
 
 
 def _live(slug: str, state: State | None) -> Rejected:

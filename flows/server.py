@@ -160,17 +160,23 @@ class Server:
         return self._ask("GET", f"/deployments/{deployment_id}", None, _Name).name
 
     def create_run(
-        self, deployment_id: str, *, slug: str, parameters: Mapping[str, Any]
+        self,
+        deployment_id: str,
+        *,
+        slug: str,
+        parameters: Mapping[str, Any],
+        key: str,
+        tags: Sequence[str] = (),
     ) -> tuple[FlowRun, bool]:
-        """Create the run of `slug`; False: it was there already and stays as it was.
+        """Create a run of `slug`; False: one of this `key` was there already and stays as it was.
 
         Raises:
             Rejected: Prefect does not take the parameters.
         """
         body = {
             "name": slug,
-            "tags": [slug_tag(slug)],
-            "idempotency_key": slug,
+            "tags": sorted({*tags, slug_tag(slug)}),
+            "idempotency_key": key,
             "parameters": {"parameters": dict(parameters)},
             "state": {"type": "SCHEDULED"},
         }

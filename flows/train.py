@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["keep_run", "train"]
 
-REPORT_S, PUBLISH_S, PULSE_S, WATCH_S = 1.0, 10.0, 15.0, 15.0
+REPORT_S, PUBLISH_S, PULSE_S, WATCH_S = 1.0, 10.0, 15.0, 10.0
 LAST_WORDS_S = 3.0
 HAND_BACK_S = 30.0
 
@@ -86,9 +86,12 @@ def keep_run(parameters: TrainParameters, command: CommandOf) -> State[Any]:
     except RunError as error:
         return Failed(message=str(error))
     except TerminationSignal:
-        if care.ended_elsewhere is not None:
-            raise Abort(f"{care.slug} was ended elsewhere: {care.ended_elsewhere}") from None
-        raise
+        if care.ended_elsewhere is None:
+            raise
+        if care.ended_elsewhere == "CANCELLING":
+            with connect() as server:
+                server.set_state(run.id, {"type": "CANCELLED"}, message="Cancelled; its worker was gone.")
+        raise Abort(f"{care.slug} was ended elsewhere: {care.ended_elsewhere}") from None
 
 
 def _state(decision: Decision) -> State[Any]:
@@ -204,5 +207,5 @@ class _Care:
             if state.type not in ("CANCELLED", "FAILED", "COMPLETED") and self._cancelling < 2:
                 return
             self._log.warning("%s is %s and its worker did not say so: stopping", self.slug, state.name)
-            self.ended_elsewhere = state.name
+            self.ended_elsewhere = state.type
         os.kill(os.getpid(), signal.SIGTERM)

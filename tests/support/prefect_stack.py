@@ -1,4 +1,4 @@
-"""A real Prefect server, workers and rescue, each a process of its own, with nothing of the user's Prefect."""
+"""A real Prefect server, workers and rescue, each a process of its own, and nothing of the user's Prefect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -75,15 +75,10 @@ class PrefectStack:
         self.server.kill()
         self.server.wait()
 
-    def deploy(self, *, module: str = "flows.deploy") -> None:
-        """Make the pool and the deployment."""
-        done = subprocess.run(
-            [sys.executable, "-m", module, "--pool", POOL],
-            env=self.env(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def deploy(self, *, pool: str = POOL, name: str = "train") -> None:
+        """Make a pool and a deployment in it."""
+        command = [sys.executable, "-P", "-m", "flows.deploy", "--pool", pool, "--name", name]
+        done = subprocess.run(command, env=self.env(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
     def start_worker(self, name: str, *, pool: str = POOL) -> subprocess.Popen[bytes]:
@@ -100,7 +95,7 @@ class PrefectStack:
         """Start a Python process of the stack in a group of its own; its output goes to `<name>.log`."""
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [sys.executable, "-P", *arguments],
                 env=self.env(),
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
@@ -160,7 +155,7 @@ def _processes() -> Iterator[tuple[int, str, list[bytes]]]:
 
 @contextlib.contextmanager
 def prefect_stack(**extra_env: str) -> Iterator[PrefectStack]:
-    """A server with the pool and the deployment made; the caller starts workers and rescue."""
+    """A server; the caller deploys, and starts workers and rescue."""
     home = Path(tempfile.mkdtemp(prefix="prefect-stack-"))
     stack = PrefectStack(home, free_port(), dict(extra_env))
     try:

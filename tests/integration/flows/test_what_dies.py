@@ -1,0 +1,156 @@
+"""What dies, and who goes on: the table of docs/flows.md, done to a real server, workers and processes."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.support.flow_scenarios import STEPS, Outcome, Scenarios, in_thread
+from tests.support.prefect_stack import PrefectStack, prefect_stack
+from tests.support.tables import rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(420)]
+
+DOCS = Path(__file__).parents[3] / "docs" / "flows.md"
+AT_ONCE = 5
+
+SCENARIOS = {
+    "the worker gets SIGTERM": Scenarios.sigterm_worker,
+    "the run is cancelled after its worker was killed": Scenarios.cancel_after_worker_died,
+    "the worker is killed": Scenarios.kill_worker,
+    "the run is cancelled and ignores SIGTERM": Scenarios.cancelled_and_deaf,
+    "the run is cancelled": Scenarios.cancelled,
+    "the run is cancelled and resumed": Scenarios.cancelled_and_resumed,
+    "the flow process is killed": Scenarios.kill_flow,
+    "the flow process gets SIGTERM": Scenarios.sigterm_flow,
+    "the flow process gets SIGTERM right after done": Scenarios.sigterm_flow_after_done,
+    "the experiment file is missing for a while": Scenarios.file_missing_for_a_while,
+    "a newer attempt is started by hand": Scenarios.newer_by_hand,
+    "nothing": Scenarios.nothing,
+    "the trainer is killed": Scenarios.kill_trainer,
+    "the trainer gets SIGTERM": Scenarios.sigterm_trainer,
+    "a finished run is scheduled again": Scenarios.scheduled_again,
+    "the slug is scheduled twice at once": Scenarios.scheduled_twice_at_once,
+    "the experiment fails the same way twice": Scenarios.fails_twice,
+    "the experiment file has a mistake": Scenarios.mistaken,
+}
+LAST = "trainer, flow process and worker are killed and the server restarts"
+TABLE = {row[0]: row[1:] for row in rows_of(DOCS, "what happens")}
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[PrefectStack]:
+    with prefect_stack() as stack:
+        stack.deploy()
+        stack.start_worker("w1")
+        stack.start_rescue()
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def outcomes(stack: PrefectStack) -> Iterator[dict[str, Future[Outcome]]]:
+    """All of them at once; the one that takes the server away comes when the others are done."""
+    scenarios = Scenarios(stack)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        futures = {
+            name: pool.submit(in_thread, stack, scenario.__get__(scenarios))
+            for name, scenario in SCENARIOS.items()
+        }
+
+        def last() -> Outcome:
+            for future in futures.values():
+                future.exception()
+            return in_thread(stack, scenarios.kill_all_and_restart_server)
+
+        with ThreadPoolExecutor(1) as alone:
+            yield {**futures, LAST: alone.submit(last)}
+            stack.close()  # what still waits after a failure need not wait any longer
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def test_every_line_of_the_table_is_a_scenario():
+    assert set(TABLE) == {*SCENARIOS, LAST}
+
+
+@pytest.mark.parametrize("name", [*SCENARIOS, LAST])
+def test_what_happens_ends_as_the_table_says(outcomes, name):
+    outcome = outcomes[name].result()
+    who, attempts, state = TABLE[name]
+    told = f"{outcome.message} {outcome.facts}"
+    assert outcome.state == state, told
+    assert outcome.attempts == int(attempts), told
+    assert outcome.rescued is ("rescue" in who), told
+    assert outcome.left_processes == [], told
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, state) in TABLE.items() if state == "Completed"])
+def test_every_completed_run_has_the_weights_of_one_to_which_nothing_happened(outcomes, name):
+    expected, weights = outcomes["nothing"].result().final_weights, outcomes[name].result().final_weights
+    assert expected is not None
+    assert weights is not None
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+
+
+def test_rescue_acts_within_90_seconds_of_the_death_also_when_the_server_was_restarted(outcomes):
+    assert outcomes[LAST].result().facts["rescued_after_s"] < 90
+
+
+def test_a_deaf_trainer_and_its_grandchild_are_gone_within_prefects_30_seconds(outcomes):
+    facts = outcomes["the run is cancelled and ignores SIGTERM"].result().facts
+    assert len(facts["grandchildren"]) == 1
+    assert facts["grandchildren_left"] == []
+    assert facts["took_s"] < 30
+
+
+def test_a_cancelled_run_is_resumed_where_it_was_interrupted(outcomes):
+    facts = outcomes["the run is cancelled and resumed"].result().facts
+    assert 0 < facts["kept_step"] == facts["resumed_step"] < STEPS
+
+
+def test_a_finished_run_that_is_scheduled_again_trains_nothing(outcomes):
+    facts = outcomes["a finished run is scheduled again"].result().facts
+    assert facts == {"refused_while_live": True, "same_checkpoints": True}
+
+
+def test_a_run_that_was_done_when_its_flow_process_ended_is_completed_without_another_attempt(outcomes):
+    facts = outcomes["the flow process gets SIGTERM right after done"].result().facts
+    assert facts == {"recorded_attempts": 1}
+
+
+def test_of_four_that_schedule_a_slug_at_once_one_gets_it_and_the_others_are_refused_by_name(outcomes):
+    facts = outcomes["the slug is scheduled twice at once"].result().facts
+    refused = [answer for answer in facts["answers"] if "twice is live" in answer]
+    assert len(refused) == 3
+    assert facts["flow_runs"] == 1
+
+
+def test_the_older_of_two_attempts_leaves_and_rescue_does_not_take_the_run_from_the_newer(outcomes):
+    facts = outcomes["a newer attempt is started by hand"].result().facts
+    assert facts["first_code"] == 76
+    assert facts["by_hand_exit"] == 0
+    assert facts["recorded_attempts"] == 2
+
+
+def test_a_failure_that_repeats_itself_is_named_on_the_run(outcomes):
+    message = outcomes["the experiment fails the same way twice"].result().message
+    assert message == "step 7 failed the same way twice: ValueError: a batch that cannot be"
+
+
+def test_a_mistake_is_named_on_the_run(outcomes):
+    message = outcomes["the experiment file has a mistake"].result().message
+    assert message.startswith("rejected: ")
+    assert "no_such_knob" in message
+
+
+def test_waiting_for_the_surroundings_is_said_on_the_run(outcomes):
+    facts = outcomes["the experiment file is missing for a while"].result().facts
+    assert "is not on this host" in facts["said"]
+    assert facts["tries"] >= 2

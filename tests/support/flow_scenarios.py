@@ -1,0 +1,464 @@
+"""What can happen to a scheduled run, done to real processes, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any
+
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.ledger import Ledger, LedgerFile
+from flows.parameters import TrainParameters
+from flows.processes import is_alive, is_running
+from flows.scheduling import RunView, cancel, find_run, resume, schedule
+from flows.server import State, connect
+from runtime.checkpoints.location import open_location
+from runtime.errors import Rejected
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from runtime.checkpoints.record import RunRecord
+    from tests.support.prefect_stack import PrefectStack
+
+__all__ = ["Outcome", "Run", "Scenarios"]
+
+STEPS = 40
+PATIENCE_S = 240
+
+EXPERIMENT = """
+    import signal
+    import subprocess
+    import time
+    from dataclasses import dataclass
+
+    import torch
+    from torch import nn
+
+    from sexpgpu import Batch, Experiment, Stage
+
+
+    @dataclass(frozen=True)
+    class Knobs:
+        steps: int = 40
+        pause_s: float = 0.1
+        fail_at: int = -1
+        deaf: bool = False
+
+
+    class Numbers:
+        def batch(self, index):
+            generator = torch.Generator().manual_seed(index)
+            x = torch.randn(8, 4, generator=generator)
+            return Batch((x, x.sum(1, keepdim=True), index), num_examples=8)
+
+
+    def experiment(knobs: Knobs) -> Experiment:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        if knobs.deaf:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)  # a grandchild inherits it
+            subprocess.Popen(["sleep", "86399"])
+
+        def loss(model, batch):
+            x, y, index = batch
+            if index == knobs.fail_at:
+                raise ValueError("a batch that cannot be")
+            time.sleep(knobs.pause_s)
+            return ((model(x) - y) ** 2).mean()
+
+        return Experiment(
+            model=model,
+            loss=loss,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+            stages=[Stage("all", Numbers())],
+            steps=knobs.steps,
+            checkpoint_every=5,
+        )
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. `rescued`: rescue scheduled it again. `acted_after_s`: from the deed to that."""
+
+    state: str
+    message: str | None
+    attempts: int
+    rescued: bool
+    restarted: bool
+    final_weights: dict[str, Any] | None
+    left_processes: list[int]
+    facts: dict[str, Any]
+
+
+@dataclass
+class Run:
+    """One scheduled run, looked at from outside."""
+
+    stack: PrefectStack
+    parameters: TrainParameters
+    deployment: str = "train/train"
+
+    @property
+    def slug(self) -> str:
+        assert self.parameters.slug is not None
+        return self.parameters.slug
+
+    @property
+    def location(self) -> str:
+        return str(self.stack.home / "locations" / self.slug)
+
+    def start(self) -> RunView:
+        return schedule(self.parameters, deployment=self.deployment)
+
+    def view(self) -> RunView:
+        return find_run(self.slug)
+
+    def states(self) -> list[State]:
+        with connect() as server:
+            return server.states(self.view().flow_run_id)
+
+    def ledger(self) -> Ledger | None:
+        return LedgerFile(open_location(self.location, {}).store, self.slug).read()
+
+    def record(self) -> RunRecord | None:
+        return open_location(self.location, {}).record()
+
+    def flow_process(self) -> int:
+        """The living process that looks after the run."""
+
+        def look() -> int | None:
+            ledger = self.ledger()
+            owner = ledger.owner if ledger is not None else None
+            return owner.process.pid if owner is not None and is_alive(owner.process) else None
+
+        return wait_until(look, within_s=PATIENCE_S, what=self.told)  # type: ignore[return-value] # truthy, so a number
+
+    def trainer(self) -> int:
+        """The living trainer, once there is a checkpoint."""
+
+        def look() -> int | None:
+            record, ledger = self.record(), self.ledger()
+            if record is None or record.newest is None or ledger is None:
+                return None
+            trainer = ledger.attempts[-1].trainer
+            return trainer.pid if trainer is not None and is_alive(trainer) else None
+
+        return wait_until(look, within_s=PATIENCE_S, what=self.told)  # type: ignore[return-value] # as above
+
+    def until(self, *states: str) -> RunView:
+        def look() -> RunView | None:
+            view = self.view()
+            return view if view.state in states else None
+
+        return wait_until(look, within_s=PATIENCE_S, what=self.told, poll_s=0.5)  # type: ignore[return-value] # as above
+
+    def until_final(self) -> RunView:
+        return self.until("Completed", "Failed", "Cancelled")
+
+    def told(self) -> str:
+        """Everything that helps to understand why a run did not get where it should."""
+        logs = [
+            path.read_text(errors="replace")[-2000:]
+            for path in (self.stack.home / "runs" / self.slug).glob("*.log")
+        ]
+        ledger = self.ledger()
+        return "\n".join([self.slug, str(self.view()), str(ledger), *logs, self.stack.log("rescue")[-2000:]])
+
+    def outcome(self, **facts: Any) -> Outcome:
+        view, states, ledger = self.until_final(), self.states(), self.ledger()
+        gone = lambda: not self.stack.pids(f"--slug={self.slug}")  # noqa: E731 - one expression
+        with contextlib.suppress(AssertionError):
+            wait_until(gone, within_s=10)
+        found = open_location(self.location, {}).find(slug=self.slug) if self.record() is not None else None
+        return Outcome(
+            state=view.state,
+            message=view.message,
+            attempts=len(ledger.attempts) if ledger is not None else 0,
+            rescued=any((state.message or "").startswith("Rescued:") for state in states),
+            restarted=sum(state.type == "SCHEDULED" for state in states) > 1,
+            final_weights=dict(found.checkpoint.tensors) if found is not None and found.checkpoint else None,
+            left_processes=self.stack.pids(f"--slug={self.slug}"),
+            facts=facts,
+        )
+
+
+class Scenarios:
+    """Each public method is one: it makes a run, does something to it and returns what came of it."""
+
+    def __init__(self, stack: PrefectStack) -> None:
+        self.stack = stack
+        self.experiment = stack.home / "tiny.py"
+        self.experiment.write_text(dedent(EXPERIMENT))
+
+    def run(self, slug: str, *, deployment: str = "train/train", **changes: Any) -> Run:
+        parameters = TrainParameters(experiment=str(self.experiment), slug=slug, notice_s=8, device="cpu")
+        return Run(self.stack, replace(parameters, **changes), deployment)
+
+    def nothing(self) -> Outcome:
+        run = self.run("nothing")
+        run.start()
+        return run.outcome()
+
+    def kill_trainer(self) -> Outcome:
+        run = self.run("kill-trainer")
+        run.start()
+        os.kill(run.trainer(), signal.SIGKILL)
+        return run.outcome()
+
+    def sigterm_trainer(self) -> Outcome:
+        run = self.run("sigterm-trainer")
+        run.start()
+        os.kill(run.trainer(), signal.SIGTERM)
+        return run.outcome()
+
+    def kill_flow(self) -> Outcome:
+        run = self.run("kill-flow")
+        run.start()
+        run.trainer()
+        os.kill(run.flow_process(), signal.SIGKILL)
+        return run.outcome()
+
+    def sigterm_flow(self) -> Outcome:
+        run = self.run("sigterm-flow")
+        run.start()
+        run.trainer()
+        os.kill(run.flow_process(), signal.SIGTERM)
+        return run.outcome()
+
+    def sigterm_flow_after_done(self) -> Outcome:
+        run = self.run("sigterm-after-done", knobs={"pause_s": 0.0})
+        run.start()
+        flow_process = run.flow_process()
+
+        def done() -> bool:
+            record = run.record()
+            return record is not None and record.ended is not None and record.ended.status == "done"
+
+        wait_until(done, within_s=PATIENCE_S, poll_s=0.01, what=run.told)
+        os.kill(flow_process, signal.SIGTERM)
+        outcome = run.outcome()
+        record = run.record()
+        return replace(outcome, facts={"recorded_attempts": record.attempt.number if record else None})
+
+    def kill_worker(self) -> Outcome:
+        run = self.run("kill-worker", deployment="train/first")
+        with self.pool("first") as worker:
+            run.start()
+            run.trainer()
+            worker.kill()
+            worker.wait()
+            return run.outcome()
+
+    def sigterm_worker(self) -> Outcome:
+        run = self.run("sigterm-worker", deployment="train/second")
+        with self.pool("second") as worker:
+            run.start()
+            run.trainer()
+            worker.send_signal(signal.SIGTERM)
+            worker.wait()
+            self.stack.start_worker("second-again", pool="second")
+            return run.outcome()
+
+    def cancel_after_worker_died(self) -> Outcome:
+        run = self.run("cancel-workerless", deployment="train/third", knobs={"steps": 5000})
+        with self.pool("third") as worker:
+            run.start()
+            run.trainer()
+            worker.kill()
+            worker.wait()
+            cancel(run.slug)
+            return run.outcome()
+
+    def kill_all_and_restart_server(self) -> Outcome:
+        """Do it last: it takes the server from everybody."""
+        run = self.run("kill-all", deployment="train/fourth")
+        with self.pool("fourth") as worker:
+            run.start()
+            trainer, flow_process = run.trainer(), run.flow_process()
+            for pid in (worker.pid, flow_process, trainer):
+                os.kill(pid, signal.SIGKILL)
+            worker.wait()
+            self.stack.kill_server()
+            died = time.time()
+            self.stack.start_server()
+            self.stack.start_worker("fourth-again", pool="fourth")
+            outcome = run.outcome()
+            again = next(state for state in run.states() if (state.message or "").startswith("Rescued:"))
+            return replace(outcome, facts={"rescued_after_s": again.timestamp.timestamp() - died})
+
+    def cancelled(self) -> Outcome:
+        run = self.run("cancelled")
+        run.start()
+        run.trainer()
+        cancel(run.slug)
+        outcome = run.outcome()
+        self.look_twice()
+        assert run.view().state == "Cancelled"
+        return outcome
+
+    def cancelled_and_deaf(self) -> Outcome:
+        run = self.run("deaf", knobs={"deaf": True, "steps": 5000}, notice_s=3)
+        run.start()
+        run.trainer()
+        grandchildren = self.stack.pids("sleep 86399")
+        cancel(run.slug)
+        asked = time.monotonic()
+        wait_until(lambda: not any(map(is_running, grandchildren)), within_s=PATIENCE_S, what=run.told)
+        took_s = time.monotonic() - asked
+        outcome = run.outcome()
+        self.look_twice()
+        assert run.view().state == "Cancelled"
+        left = self.stack.pids("sleep 86399")
+        return replace(
+            outcome, facts={"took_s": took_s, "grandchildren": grandchildren, "grandchildren_left": left}
+        )
+
+    def cancelled_and_resumed(self) -> Outcome:
+        run = self.run("cancelled-resumed")
+        run.start()
+        run.trainer()
+        cancel(run.slug)
+        run.until("Cancelled")
+        record = run.record()
+        assert record is not None
+        assert record.newest is not None
+        kept = record.newest.step
+        resume(run.slug)
+        outcome = run.outcome()
+        ledger = run.ledger()
+        assert ledger is not None
+        facts = {"kept_step": kept, "resumed_step": ledger.attempts[-1].start_step}
+        return replace(outcome, facts=facts)
+
+    def scheduled_again(self) -> Outcome:
+        run = self.run("again", knobs={"pause_s": 0.0})
+        run.start()
+        run.until("Completed")
+        before = run.record()
+        refused = False
+        run.start()
+        try:
+            run.start()
+        except Rejected as error:
+            refused = run.slug in str(error)
+        outcome = run.outcome()
+        after = run.record()
+        assert before is not None
+        assert after is not None
+        facts = {"refused_while_live": refused, "same_checkpoints": before.checkpoints == after.checkpoints}
+        return replace(outcome, facts=facts)
+
+    def scheduled_twice_at_once(self) -> Outcome:
+        run = self.run("twice", knobs={"pause_s": 0.0})
+
+        def try_it() -> str:
+            with temporary_settings({PREFECT_API_URL: self.stack.api}):
+                try:
+                    return run.start().flow_run_id
+                except Rejected as error:
+                    return str(error)
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = [future.result() for future in [pool.submit(try_it) for _ in range(4)]]
+        outcome = run.outcome()
+        with connect() as server:
+            runs = len(server.runs(slug=run.slug))
+        return replace(outcome, facts={"answers": answers, "flow_runs": runs})
+
+    def newer_by_hand(self) -> Outcome:
+        run = self.run("by-hand", knobs={"pause_s": 1.0})
+        run.start()
+        first = run.trainer()
+        by_hand = subprocess.Popen(
+            [
+                str(Path(sys.executable).with_name("sexpgpu")),
+                *(
+                    "run",
+                    str(self.experiment),
+                    "--slug",
+                    run.slug,
+                    "--location",
+                    run.location,
+                    "--device",
+                    "cpu",
+                ),
+                "--knob=pause_s=0.1",
+            ],
+            env=self.stack.env(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            code = by_hand.wait(PATIENCE_S)
+            wait_until(lambda: not is_running(first), within_s=PATIENCE_S, what=run.told)
+        finally:
+            by_hand.kill()
+            by_hand.wait()
+        outcome = run.outcome()
+        record = run.record()
+        facts = {
+            "by_hand_exit": code,
+            "recorded_attempts": record.attempt.number if record else None,
+            "first_code": run.ledger().attempts[0].code,  # type: ignore[union-attr] # there is one
+        }
+        return replace(outcome, facts=facts)
+
+    def fails_twice(self) -> Outcome:
+        run = self.run("fails", knobs={"pause_s": 0.0, "fail_at": 7})
+        run.start()
+        return run.outcome()
+
+    def mistaken(self) -> Outcome:
+        run = self.run("mistaken", knobs={"no_such_knob": 1})
+        run.start()
+        return run.outcome()
+
+    def file_missing_for_a_while(self) -> Outcome:
+        late = self.stack.home / "late.py"
+        run = self.run("missing", experiment=str(late), knobs={"pause_s": 0.0})
+        run.start()
+
+        def waits() -> bool:
+            ledger = run.ledger()
+            return ledger is not None and bool(ledger.attempts) and ledger.attempts[-1].code == 75
+
+        wait_until(waits, within_s=PATIENCE_S, what=run.told)
+        with connect() as server:
+            flow_run_id = run.view().flow_run_id
+
+            def said() -> list[str]:
+                return [line for line in server.logs(flow_run_id, offset=0) if "next try in" in line]
+
+            lines = wait_until(said, within_s=20, what=run.told)
+        late.write_text(self.experiment.read_text())
+        outcome = run.outcome()
+        return replace(outcome, facts={"said": lines[0], "tries": run.ledger().attempts[0].tries})  # type: ignore[union-attr] # there is one
+
+    def look_twice(self) -> None:
+        """Let rescue look at everything twice."""
+        time.sleep(11)
+
+    @contextlib.contextmanager
+    def pool(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A worker pool of its own, for what would hurt the other scenarios."""
+        self.stack.deploy(pool=name, name=name)
+        yield self.stack.start_worker(name, pool=name)
+
+
+def in_thread(stack: PrefectStack, scenario: Callable[[], Outcome]) -> Outcome:
+    """Run a scenario with the settings of `stack`, which are the calling thread's own."""
+    with temporary_settings({PREFECT_API_URL: stack.api}):
+        return scenario()

@@ -60,6 +60,9 @@ class Collector:
     """
 
     def __init__(self, metadata: Mapping[str, str]) -> None:
+        import torch
+
+        self._tensor = torch.Tensor
         self.weight = 1
         """The examples of the microbatch whose values come now."""
         self._metadata = dict(metadata)
@@ -74,7 +77,11 @@ class Collector:
             series = self._known[key]
         except (KeyError, TypeError):  # a value that cannot be a key is no string: the check says so
             series = self._learn(key, name, metadata)
-        self._values.append((series, value if type(value) is float else _taken(name, value), self.weight))
+        if type(value) is not float:
+            # The quick way for what a loss usually has; everything else is looked at closely.
+            number = value.item() if type(value) is self._tensor and value.is_cpu and not value.ndim else None
+            value = number if type(number) is float else _taken(name, value)
+        self._values.append((series, value, self.weight))
 
     def own(self, name: str, metadata: Mapping[str, str] | None = None) -> Series:
         """Return the series of one of the runtime's names, for `Pending`."""

@@ -1,0 +1,236 @@
+"""What Slugline costs: everything on against the bare PyTorch loop of the same model, data and steps.
+
+Both live at once and take turns of 100 steps, so that a noisy machine meets both. Pinned, the compute of each
+has one core and everything else the other, as a GPU leaves the CPU free; a checkpoint to a local directory, a
+JSONL file and the Metrics server are on. The last line is JSON: `slowdown`, `slowdown_s3`, `metric_us`.
+
+    python benchmarks/overhead.py [--rounds 12]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from runtime.events.kinds import Point
+
+COMPUTE, REST = 0, 1
+FILE = Path(__file__).with_name("overhead_experiment.py")
+DRAIN_S = 0.5
+
+
+@dataclass
+class Turns:
+    """One of the two loops, let through its gate a block at a time."""
+
+    process: subprocess.Popen[bytes]
+    open_end: int
+    told_end: int
+
+    def block(self) -> float:
+        """Let one block through and return its seconds."""
+        os.write(self.open_end, b"!")
+        return self._told()
+
+    def arrived(self) -> None:
+        """Wait until the process stands at its first gate."""
+        self._told()
+
+    def _told(self) -> float:
+        line = b""
+        while not line.endswith(b"\n"):
+            part = os.read(self.told_end, 64)
+            assert part, f"the loop ended with {self.process.wait()}"
+            line += part
+        return float(line)
+
+
+@contextmanager
+def turns(role: str, *arguments: str, pinned: bool, env: Mapping[str, str]) -> Iterator[Turns]:
+    """Start this script in a role; at the end it is killed, since its last block has been timed."""
+    gate_reader, open_end = os.pipe()
+    told_end, gate_writer = os.pipe()
+    variables = {"OVERHEAD_GATE": f"{gate_reader},{gate_writer}", "OMP_NUM_THREADS": "1", **env}
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--role", role, *(["--pinned"] if pinned else []), "--", *arguments],
+        env=os.environ | variables,
+        pass_fds=(gate_reader, gate_writer),
+        stdout=subprocess.DEVNULL,
+        stderr=None if "OVERHEAD_VERBOSE" in os.environ else subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    os.close(gate_reader)
+    os.close(gate_writer)
+    try:
+        yield Turns(process, open_end, told_end)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(open_end)
+        os.close(told_end)
+
+
+def compare(folder: Path, location: str, *, rounds: int, pinned: bool, env: Mapping[str, str]) -> list[float]:
+    """Ours over bare, minus one, for each round; the first round only warms up."""
+    from benchmarks.overhead_experiment import BLOCK
+
+    steps = (rounds + 2) * BLOCK
+    ours = (
+        "run", str(FILE), "--slug", folder.name, "--steps", str(steps), "--location", location,
+        "--metrics", f"jsonl:{folder / 'events.jsonl'}", "--metrics", "syvain",
+    )  # fmt: skip
+    slower = []
+    with ExitStack() as stack:
+        bare_turns = stack.enter_context(turns("bare", pinned=pinned, env=env))
+        our_turns = stack.enter_context(turns("ours", *ours, pinned=pinned, env=env))
+        bare_turns.arrived()
+        our_turns.arrived()
+        print(f"{'round':>5} {'bare ms/step':>13} {'ours ms/step':>13} {'slower %':>9}")
+        for number in range(rounds + 1):
+            seconds = {}
+            for one in (bare_turns, our_turns) if number % 2 else (our_turns, bare_turns):
+                seconds[id(one)] = one.block()
+                time.sleep(DRAIN_S)  # what ours left to do in the background must not slow the bare loop down
+            bare, our = seconds[id(bare_turns)], seconds[id(our_turns)]
+            if number:
+                slower.append(our / bare - 1)
+                print(
+                    f"{number:>5} {10 * bare:>13.3f} {10 * our:>13.3f} {100 * slower[-1]:>9.2f}", flush=True
+                )
+    return slower
+
+
+def be_bare() -> None:
+    """The loop that one would write by hand: nothing logged, nothing saved."""
+    import torch
+
+    from benchmarks import overhead_experiment as file
+
+    model = file.make_model()
+    optimizer = file.make_optimizer(model)
+    windows = file.Windows(file.Gate())
+    step = 0
+    while True:
+        tokens = windows.batch(step).data
+        file.loss(model, tokens).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), file.CLIP_NORM)
+        for group in optimizer.param_groups:
+            group["lr"] = file.learning_rate(step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+
+
+def pin() -> None:
+    """This thread to one core, every thread that begins later to the other."""
+    run = threading.Thread.run
+
+    def on_the_other_core(thread: threading.Thread) -> None:
+        os.sched_setaffinity(0, {REST})
+        run(thread)
+
+    threading.Thread.run = on_the_other_core  # type: ignore[assignment] # every library's threads too
+    os.sched_setaffinity(0, {COMPUTE})
+
+
+def metric_us() -> float:
+    """One `metric` call with a tensor, its share of the hand-over of a step of ten included.
+
+    By the thread's own clock, while the stream's thread stands still: what that one does later fits into
+    training's forward passes.
+    """
+    import torch
+
+    from runtime.events.stream import EventStream
+    from runtime.events.targets import MemoryTarget
+    from runtime.training.metrics import Collector, Pending, collecting, metric
+
+    torch.set_num_threads(1)
+    collector, value = Collector({"split": "train", "stage": "only"}), torch.ones((), requires_grad=True) * 2
+    names = [f"metric/{number}" for number in range(10)]
+    took = []
+    for _ in range(5):
+        stream, released = EventStream([MemoryTarget()]), threading.Event()
+        stream.metrics(0, partial(_nothing_after, released))
+        began = time.thread_time()
+        for step in range(1_000):
+            with collecting(collector):
+                for name in names:
+                    metric(name, value, part="all")
+            stream.metrics(step, Pending(collector.take()).points)
+        took.append((time.thread_time() - began) / 10_000 * 1e6)
+        released.set()
+        stream.close(timeout_s=60)
+    return statistics.median(took)
+
+
+def _nothing_after(released: threading.Event) -> list[Point]:
+    released.wait()
+    return []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--role", choices=["bare", "ours"], help=argparse.SUPPRESS)
+    parser.add_argument("--pinned", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.pinned:
+        pin()
+    if given.role == "bare":
+        be_bare()
+    elif given.role == "ours":
+        from runtime.cli.main import main as sexpgpu
+
+        sys.exit(sexpgpu(given.rest))
+    else:
+        measure(given.rounds)
+
+
+def measure(rounds: int) -> None:
+    from tests.support import metrics_server, seaweed
+
+    with (
+        tempfile.TemporaryDirectory() as name,
+        metrics_server.running_server(Path(name, "metrics")) as server,
+    ):
+        folder = Path(name, "overhead")
+        folder.mkdir()
+        assert server.process is not None
+        os.sched_setaffinity(server.process.pid, {REST})
+        env = {"SYVAIN_METRICS_HOST": server.url, "SYVAIN_METRICS_API_KEY": server.key}
+        print("one core computes, the other does the rest; checkpoints to a local directory")
+        local = compare(folder, str(folder / "location"), rounds=rounds, pinned=True, env=env)
+        with seaweed.running_server(Path(name, "weed")) as s3:
+            s3.client().create_bucket(Bucket="overhead")
+            print("nothing pinned, the S3 server on the same cores")
+            to_s3 = compare(folder, "s3://overhead", rounds=rounds, pinned=False, env=env | s3.env())
+    figures = {
+        "slowdown": round(statistics.median(local), 4),
+        "slowdown_s3": round(statistics.median(to_s3), 4),
+        "metric_us": round(metric_us(), 3),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

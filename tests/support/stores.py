@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -9,12 +10,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from runtime.checkpoints.local import LocalStore
 from runtime.checkpoints.store import Conflict, Missing, Truncated, require_conditional_writes
 
 if TYPE_CHECKING:
+    from runtime.checkpoints.s3 import S3Store
     from runtime.checkpoints.store import Store
 
 HALF_A_MIB = os.urandom(512 * 1024 + 7)
+
+
+def below(store: LocalStore | S3Store, name: str) -> LocalStore | S3Store:
+    """The store of a folder in that of `store`; an S3 store's clients, costly to make, are shared."""
+    if isinstance(store, LocalStore):
+        return LocalStore(store.root / name)
+    lower = copy.copy(store)
+    lower.url = f"{store.url}/{name}"
+    lower._prefix = f"{store._prefix}{name}/"
+    return lower
 
 
 class StoreConformance:

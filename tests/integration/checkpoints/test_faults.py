@@ -87,14 +87,14 @@ class TestSaving:
             saver.wait(timeout_s=0.5)
         assert steps_of(store) == [1]
 
-    def test_a_bucket_that_goes_away_is_said(self, bucket, proxied):
-        saver = saver_of(begin(proxied))
+    def test_a_bucket_that_goes_away_is_said(self, own_bucket):
+        saver = saver_of(begin(open_store(own_bucket.url, own_bucket.env)))
         save(saver, 1)
-        client = bucket.server.client()
-        for key in bucket.keys():  # noqa: SIM118  (no dict)
-            client.delete_object(Bucket=bucket.name, Key=key)
-        client.delete_bucket(Bucket=bucket.name)
-        fails(saver, 2, f"has no bucket {bucket.name}; create it")
+        client = own_bucket.server.client()
+        for key in own_bucket.keys():  # noqa: SIM118  (no dict)
+            client.delete_object(Bucket=own_bucket.name, Key=key)
+        client.delete_bucket(Bucket=own_bucket.name)
+        fails(saver, 2, f"has no bucket {own_bucket.name}; create it")
 
     def test_a_body_that_arrives_wrong_is_refused_by_the_server(self, proxied, store, s3_proxy):
         """The checksum that travels with a PUT: a bit that flips on the way costs a retry, no checkpoint."""

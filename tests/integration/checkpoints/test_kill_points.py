@@ -1,6 +1,7 @@
 """SIGKILL at every store operation of a life of checkpoints: before, after and half-way through each."""
 
 import signal
+import uuid
 
 import pytest
 
@@ -10,23 +11,30 @@ from runtime.checkpoints.sweep import sweep
 from tests.support.checkpoints import SLUG, begin, same, state, the
 from tests.support.faults import FaultPlan, operations_of
 from tests.support.killed_run import killed_runs, run_to_the_end
+from tests.support.seaweed import SHARED_BUCKET
+from tests.support.stores import below
 
 STEPS = [2, 4, 6]
 
 
+@pytest.fixture(scope="module", params=["local", "s3"])
+def place(request, tmp_path_factory):
+    """A location, and the settings it needs; each run has one of its own below it."""
+    if request.param == "local":
+        return str(tmp_path_factory.mktemp("locations")), {}
+    server = request.getfixturevalue("s3_server")
+    return f"s3://{SHARED_BUCKET}/kill-points-{uuid.uuid4().hex[:12]}", server.env()
+
+
 @pytest.fixture(scope="module")
-def runs():
-    with killed_runs() as runs:
+def runs(place):
+    with killed_runs(*place) as runs:
         yield runs
 
 
-@pytest.fixture(params=["local", "s3"])
-def place(request, tmp_path):
-    """Makes fresh locations, each with the settings it needs."""
-    if request.param == "local":
-        return lambda name: (str(tmp_path / name), {})
-    bucket = request.getfixturevalue("bucket")
-    return lambda name: (f"{bucket.url}/{name}", bucket.env)
+@pytest.fixture(scope="module")
+def store(place):
+    return open_store(*place)
 
 
 def named_files(store):
@@ -64,26 +72,24 @@ def check_that_nothing_is_lost(store, told):
 
 
 @pytest.mark.parametrize("when", ["after", "torn"])
-def test_every_operation_may_be_the_last(runs, place, tmp_path, when):
+def test_every_operation_may_be_the_last(runs, store, tmp_path, when):
     """Before an operation is after the one before it; before the first there is nothing to lose."""
     log = tmp_path / "log"
-    spec, env = place("unbroken")
-    assert runs.run(spec, env, FaultPlan(at=0, log=str(log)), STEPS).status == 0
+    assert runs.run(f"unbroken-{when}", FaultPlan(at=0, log=str(log)), STEPS).status == 0
     writes = [line for line in operations_of(log) if line.split()[0] in ("put", "put_if", "delete")]
     assert len(writes) > 20
     for number in range(1, len(writes) + 1):
-        spec, env = place(f"killed-{number}")
-        ended = runs.run(spec, env, FaultPlan().kill_at(number, when), STEPS)
+        name = f"killed-{when}-{number}"
+        ended = runs.run(name, FaultPlan().kill_at(number, when), STEPS)
         assert ended.status == -signal.SIGKILL, f"{number}: {writes[number - 1]}"
-        check_that_nothing_is_lost(open_store(spec, env), ended.told)
+        check_that_nothing_is_lost(below(store, name), ended.told)
 
 
-def test_the_resume_may_be_killed_too(runs, place):
+def test_the_resume_may_be_killed_too(runs, store):
     """Killed in its first save, and so is its resume, and the resume of that: each begins where it must."""
-    spec, env = place("again")
     told = [0]
     for at in (9, 3, 5, 8, 11):
-        ended = runs.run(spec, env, FaultPlan().kill_at(at), STEPS)
+        ended = runs.run("again", FaultPlan().kill_at(at), STEPS)
         assert ended.status == -signal.SIGKILL
         told += ended.told
-    check_that_nothing_is_lost(open_store(spec, env), told)
+    check_that_nothing_is_lost(below(store, "again"), told)

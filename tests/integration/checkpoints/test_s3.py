@@ -16,30 +16,32 @@ from tests.support.stores import HALF_A_MIB, StoreConformance
 class TestS3Store(StoreConformance):
     @pytest.fixture
     def store(self, bucket):
-        return S3Store(bucket.name, "runs/one", bucket.env)
+        return S3Store(bucket.name, f"{bucket.prefix}/runs/one", bucket.env)
 
 
 @pytest.fixture
 def store(bucket):
-    return S3Store(bucket.name, "runs/one", bucket.env)
+    return S3Store(bucket.name, f"{bucket.prefix}/runs/one", bucket.env)
 
 
 @pytest.fixture
 def proxied(bucket, s3_proxy):
-    return S3Store(bucket.name, "runs/one", bucket.server.env(s3_proxy.endpoint))
+    return S3Store(bucket.name, f"{bucket.prefix}/runs/one", bucket.server.env(s3_proxy.endpoint))
 
 
-def test_a_location_may_be_the_bucket_itself(bucket):
-    store = S3Store(bucket.name, "", bucket.env)
+def test_a_location_may_be_the_bucket_itself(own_bucket):
+    store = S3Store(own_bucket.name, "", own_bucket.env)
     store.put("run.json", b"{}")
-    assert store.url == f"s3://{bucket.name}"
-    assert [found.key for found in store.list()] == bucket.keys() == ["run.json"]
+    assert store.url == f"s3://{own_bucket.name}"
+    assert [found.key for found in store.list()] == own_bucket.keys() == ["run.json"]
 
 
 def test_a_put_carries_s3s_own_checksum_and_leaves_no_multipart_behind(store, bucket):
     store.put("step-00000001/shard", memoryview(HALF_A_MIB))
     client = bucket.server.client()
-    head = client.head_object(Bucket=bucket.name, Key="runs/one/step-00000001/shard", ChecksumMode="ENABLED")
+    head = client.head_object(
+        Bucket=bucket.name, Key=f"{bucket.prefix}/runs/one/step-00000001/shard", ChecksumMode="ENABLED"
+    )
     assert head["ChecksumCRC32"] == base64.b64encode(zlib.crc32(HALF_A_MIB).to_bytes(4, "big")).decode()
     assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket.name)
 
@@ -83,15 +85,15 @@ def test_a_bucket_that_is_missing_is_said(s3_server):
 
 
 def test_wrong_keys_are_said_and_never_shown(bucket):
-    store = S3Store(bucket.name, "x", bucket.server.env(secret="hunter2-not-it"))
+    store = S3Store(bucket.name, bucket.prefix, bucket.server.env(secret="hunter2-not-it"))
     with pytest.raises(Unavailable, match=r"refuses access .*check AWS_ACCESS_KEY_ID") as caught:
         store.get("run.json")
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_key_that_may_only_read_is_told_so_when_it_writes(bucket):
-    S3Store(bucket.name, "x", bucket.env).put("run.json", b"{}")
-    store = S3Store(bucket.name, "x", bucket.server.reader_env())
+    S3Store(bucket.name, bucket.prefix, bucket.env).put("run.json", b"{}")
+    store = S3Store(bucket.name, bucket.prefix, bucket.server.reader_env())
     assert store.get("run.json")[0] == b"{}"
     for ask in (
         lambda: store.put("other", b""),
@@ -104,7 +106,7 @@ def test_a_key_that_may_only_read_is_told_so_when_it_writes(bucket):
 
 def test_a_port_where_nobody_listens_is_said(bucket):
     (port,) = free_ports(1)
-    store = S3Store(bucket.name, "x", bucket.server.env(f"http://127.0.0.1:{port}"))
+    store = S3Store(bucket.name, bucket.prefix, bucket.server.env(f"http://127.0.0.1:{port}"))
     with pytest.raises(Unavailable, match=f"127.0.0.1:{port} cannot be reached .* check AWS_ENDPOINT_URL"):
         store.get("run.json")
 
@@ -114,7 +116,7 @@ def test_a_server_that_never_answers_is_given_up_on_within_half_a_minute(bucket,
     monkeypatch.setattr(s3, "CONTROL_READ_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        store = S3Store(bucket.name, "x", bucket.server.env(f"http://127.0.0.1:{port}"))
+        store = S3Store(bucket.name, bucket.prefix, bucket.server.env(f"http://127.0.0.1:{port}"))
         started_s = time.monotonic()
         with pytest.raises(Unavailable, match="cannot be reached"):
             store.get("run.json")
@@ -166,7 +168,7 @@ def test_a_create_whose_reply_was_lost_conflicts_with_itself(proxied, s3_proxy):
 
 def test_a_server_that_ignores_conditions_is_refused_by_name(proxied, s3_proxy, bucket):
     s3_proxy.fail("ignore_conditions")
-    with pytest.raises(Unavailable, match=f"s3://{bucket.name}/runs/one.*ignores conditional writes"):
+    with pytest.raises(Unavailable, match=f"{bucket.url}/runs/one.*ignores conditional writes"):
         require_conditional_writes(proxied, "tmp/probe-1")
     with pytest.raises(Missing):
         proxied.get("tmp/probe-1")

@@ -36,6 +36,9 @@ __all__ = ["AttemptRun", "Summary"]
 _FLUSH_S = 30.0
 """How long a run that ended by itself waits for Metrics; what a checkpoint carries a resume still sends."""
 
+_CARRIED_FLUSH_S = 5.0
+"""The same after a signal, when a checkpoint carries what Metrics has not taken: a machine may be waiting."""
+
 _SETTLE_S = 20.0
 
 _log = logging.getLogger(__name__)
@@ -206,7 +209,8 @@ class AttemptRun:
         code = self._write_end(status, code)
         if self._checkpoints is not None:
             self._checkpoints.close()
-        summary = self._stream.close(timeout_s=min(_FLUSH_S, self._interrupts.time_left_s()))
+        longest = _CARRIED_FLUSH_S if status == "interrupted" and self._checkpoints else _FLUSH_S
+        summary = self._stream.close(timeout_s=min(longest, self._interrupts.time_left_s()))
         if self._request.json:
             line = self._summary(status, summary, time.monotonic() - started)
             sys.stdout.write(json.dumps(asdict(line), ensure_ascii=False, separators=(",", ":")) + "\n")

@@ -233,14 +233,18 @@ class Interrupts:
 
     def _end_now(self) -> None:
         """End the process from the watching thread; no lock is taken, the main thread may hold any."""
-        name = signal.Signals(self.pending or signal.SIGTERM).name
-        what = "steps since the last checkpoint are lost" if self.loses_work else "nothing is lost"
-        text = f"{name}: the notice of {self._notice_s:g} s is over, ending where the run stands; {what}\n"
         with suppress(OSError):
-            os.write(2, text.encode())
+            os.write(2, self._last_words().encode())
         if self._lifeline_lost:
             self._kill_group()
         os._exit(75 if self.loses_work and not self.insisted else 128 + (self.pending or 0))
+
+    def _last_words(self) -> str:
+        name = signal.Signals(self.pending or signal.SIGTERM).name
+        if not self._claimed:
+            return f"interrupted by {name} before the run was claimed: nothing was touched\n"
+        lost = "steps since the last checkpoint are lost" if self.loses_work else "nothing is lost"
+        return f"{name}: the notice of {self._notice_s:g} s is over, ending where the run stands; {lost}\n"
 
     def _kill_group(self) -> None:
         """SIGKILL to the own group; only its leader does that, or a shell's other commands would die too."""

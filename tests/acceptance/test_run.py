@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +20,6 @@ from tests.support.strict_json import strict_lines
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.forge import Forge, ForkedRun
     from tests.support.s3_proxy import S3Proxy
     from tests.support.seaweed import Bucket
@@ -65,8 +67,8 @@ def summary_of(run: ForkedRun) -> dict[str, Any]:
 
 
 def record_of(run: SmallRun) -> dict[str, Any]:
-    with open(os.path.join(run.location, "run.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123 - short
-        return json.load(file)  # type: ignore[no-any-return] # an object, or the test fails
+    record: dict[str, Any] = json.loads(Path(run.location, "run.json").read_text())
+    return record
 
 
 def test_eight_steps_whose_second_stage_starts_at_four_contain_the_six_lines_of_the_page(
@@ -416,6 +418,25 @@ def test_a_loader_whose_workers_die_of_the_signal_first_loses_nothing(forge: For
     run.outcome().assert_equals(unbroken.outcome())
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_torch_is_imported_ends_the_command_at_once(
+    forge: Forge, tmp_path: Path, signum: signal.Signals
+):
+    """The installed command as its users start it: no fork, no torch yet."""
+    run = SmallRun(forge, tmp_path)
+    command = [str(Path(sys.executable).with_name("sexpgpu")), *run.arguments()]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        wait_until(lambda: "libtorch_cpu" in maps.read_text(), within_s=60, poll_s=0.005)
+        process.send_signal(signum)
+        assert process.wait(20) == 128 + signum
+        assert process.stderr is not None
+        (line,) = process.stderr.read().splitlines()
+        assert f"interrupted by {signum.name}" in line
+    assert not Path(run.location).exists()
+    assert not run.file.exists()
+
+
 def test_without_a_location_a_signal_is_annotated_and_nothing_is_saved(forge: Forge, tmp_path: Path):
     run = SmallRun(forge, tmp_path)
     arguments = ["run", "small.py", "--slug", "s", "--metrics", f"jsonl:{run.file}"]
@@ -442,8 +463,6 @@ def test_a_second_signal_gives_up_the_save_and_exits_on_what_is_published(
 
 def _passed(process: ForkedRun) -> bool:
     """Half a second after the first signal, which the interruption's annotation came after."""
-    import time
-
     time.sleep(0.6)  # a second signal is one that comes half a second later: this is the fact itself
     return process.code is None
 
@@ -543,8 +562,7 @@ def test_a_torn_last_line_is_mended_before_anything_is_written(small: SmallRun):
 
 
 def _is_stopped(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:  # noqa: PTH123 - short
-        return stat.read().rpartition(")")[2].split()[0] == "T"
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def _bytes(run: SmallRun) -> bytes:

@@ -35,14 +35,21 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose every byte was verified. `tensors` are on the CPU and nobody else's."""
+    """A checkpoint whose every byte was verified. `tensors` are on the CPU and nobody else's.
+
+    They take as much memory as the run's state: `release` them once they are copied into it.
+    """
 
     step: int
     attempt: int
     path: str
     entry: CheckpointEntry
-    tensors: Mapping[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]
     data: Mapping[str, Any]
+
+    def release(self) -> None:
+        """Let the tensors go, and their memory with the last of them; all else stays."""
+        self.tensors.clear()
 
 
 def read_checkpoint(store: Store, entry: CheckpointEntry) -> Checkpoint:

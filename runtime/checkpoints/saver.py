@@ -152,7 +152,8 @@ class Saver:
     def wait(self, *, timeout_s: float | None = None, give_up: threading.Event | None = None) -> None:
         """Wait for the save on its way; return at once when there is none or it was published.
 
-        `timeout_s` unset waits as long as the tries take. `give_up` set ends the wait and the save.
+        `timeout_s` unset waits as long as the tries take. `give_up` set, by a second signal say, ends
+        the wait and the save.
 
         Raises:
             Unavailable: it could not be stored, or not in time.
@@ -310,7 +311,7 @@ def _wait(event: threading.Event, deadline_s: float | None, give_up: threading.E
     """Wait for `event`; return why it was not waited for, or None."""
     while not event.wait(LOOK_EVERY_S):
         if give_up is not None and give_up.is_set():
-            return "given up by a second signal"
+            return "waiting for it was given up"
         if deadline_s is not None and time.monotonic() > deadline_s:
             return "the time allowed for it is over"
     return None

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtime.checkpoints.location import Location
 from runtime.checkpoints.memory import MemoryStore
+from runtime.checkpoints.saver import Published
 from runtime.errors import Superseded, Unavailable
 from tests.support.checkpoints import NOTHING_UNSENT, SLUG, begin, same, saver_of, state, the
 from tests.support.faults import FaultPlan, FaultyStore
@@ -71,7 +72,7 @@ class Lifetimes(RuleBasedStateMachine):
         self.values += 1
         self.saver._store = self.attempt.store = store or self.store
         value = self.values
-        published = []
+        published: list[Published] = []
         assert self.saver.save(
             self.step, state(value), {"value": value}, lambda: NOTHING_UNSENT, published.append
         )
@@ -125,7 +126,7 @@ class Lifetimes(RuleBasedStateMachine):
         step = data.draw(st.sampled_from(steps))
         newest = max(order for order in self.good if order[0] == step and order in self.counted())
         self.resume(step)
-        assert self.attempt.checkpoint.entry.order == newest
+        assert the(self.attempt.checkpoint).entry.order == newest
         self.good = {order: value for order, value in self.good.items() if order[0] <= step}
         self.best = newest
 

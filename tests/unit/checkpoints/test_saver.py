@@ -286,7 +286,7 @@ class TestFailure:
         assert saver.save(1, state(1), {}, gate.passing, lambda _: None)
         gate.reached()
         give_up.set()
-        with pytest.raises(Unavailable, match="given up by a second signal"):
+        with pytest.raises(Unavailable, match="waiting for it was given up"):
             saver.wait(timeout_s=30, give_up=give_up)
         gate.open()
         assert the(saver._save).tidied.wait(30)

@@ -1,0 +1,80 @@
+import time
+
+import pytest
+import torch
+
+from runtime.checkpoints.buffer import HostBuffer
+from runtime.checkpoints.snapshot import Snapshots
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * 4096
+
+
+def content(snapshots, layout):
+    return [bytes(snapshots.view(shard.start, shard.size_bytes)) for shard in layout.shards]
+
+
+def test_the_memory_is_touched_before_the_first_snapshot():
+    before = resident_bytes()
+    snapshots = Snapshots(expected_bytes=64 << 20)
+    snapshots._ready.join()
+    assert resident_bytes() - before > 60 << 20
+    snapshots.close()
+
+
+def test_a_snapshot_takes_no_more_memory():
+    state = {str(number): torch.ones(1 << 20) for number in range(16)}
+    snapshots = Snapshots(expected_bytes=64 << 20)
+    snapshots._ready.join()
+    before = resident_bytes()
+    snapshots.take(state)
+    assert resident_bytes() - before < 8 << 20
+    snapshots.close()
+
+
+def test_the_same_layout_is_kept_while_the_state_keeps_its_shapes():
+    snapshots = Snapshots(expected_bytes=0)
+    first, _ = snapshots.take({"a": torch.ones(3), "b": torch.ones(2)})
+    second, _ = snapshots.take({"a": torch.zeros(3), "b": torch.ones(2)})
+    third, _ = snapshots.take({"a": torch.zeros(3), "b": torch.ones(2, dtype=torch.int32)})
+    fourth, _ = snapshots.take({"b": torch.zeros(2), "a": torch.ones(3)})
+    assert first is second
+    assert len({id(second), id(third), id(fourth)}) == 3
+    snapshots.close()
+
+
+def test_the_next_snapshot_overwrites_the_last_one_whole():
+    snapshots = Snapshots(expected_bytes=0, shard_bytes=100)
+    large = {"a": torch.randn(50), "b": torch.randn(10)}
+    layout, _ = snapshots.take(large)
+    first = content(snapshots, layout)
+    snapshots.take({"a": torch.zeros(3)})
+    layout, _ = snapshots.take(large)
+    assert content(snapshots, layout) == first
+    snapshots.close()
+
+
+def test_the_time_of_the_first_copy_is_told():
+    snapshots = Snapshots(expected_bytes=0)
+    before_s = time.perf_counter()
+    _, started_s = snapshots.take({"a": torch.ones(3)})
+    assert before_s < started_s < time.perf_counter()
+    snapshots.close()
+
+
+def test_closing_while_the_memory_is_still_being_touched_stops_that():
+    snapshots = Snapshots(expected_bytes=4 << 30)
+    started_s = time.monotonic()
+    snapshots.close()
+    assert time.monotonic() - started_s < 5
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4096, 5000])
+def test_a_buffer_is_the_same_bytes_as_a_tensor_and_as_a_view(size_bytes):
+    buffer = HostBuffer(size_bytes)
+    buffer.touch()
+    buffer.tensor[-1] = 7
+    assert buffer.view[-1] == 7
+    assert len(buffer.view) == len(buffer.tensor) == max(size_bytes, 1)

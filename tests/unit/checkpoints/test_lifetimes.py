@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtime.checkpoints.location import Location
 from runtime.checkpoints.memory import MemoryStore
-from runtime.checkpoints.saver import Published
+from runtime.checkpoints.saver import Published  # noqa: TC001  (one import more is not worth a block)
 from runtime.errors import Superseded, Unavailable
 from tests.support.checkpoints import NOTHING_UNSENT, SLUG, begin, same, saver_of, state, the
 from tests.support.faults import FaultPlan, FaultyStore

@@ -125,9 +125,9 @@ class MetricsClient:
         """Close the connection."""
         self._http.close()
 
-    def check_key(self) -> None:
-        """Ask whether the key is good."""
-        self._request("GET", "/api/v2/auth/status", self._key)
+    def check_key(self, *, timeout_s: float | None = None) -> None:
+        """Ask whether the key is good; `timeout_s` unset waits like any other call."""
+        self._request("GET", "/api/v2/auth/status", self._key, timeout_s=timeout_s)
 
     def open(self, event: Open) -> Grant:
         """Open the experiment that the slug names; one that exists is continued."""
@@ -139,9 +139,9 @@ class MetricsClient:
         data = {"experimentId": grant.experiment_id, "experimentToken": grant.token}
         return _grant(self._ask("experiment.tokenRefresh", data))
 
-    def folder_tree(self) -> Mapping[str, Any]:
-        """Read all folders of the organisation."""
-        return self._ask("foldertree.read", {})
+    def folder_tree(self, *, timeout_s: float | None = None) -> Mapping[str, Any]:
+        """Read all folders of the organisation; `timeout_s` unset waits like any other call."""
+        return self._ask("foldertree.read", {}, timeout_s=timeout_s)
 
     def place(self, experiment_id: str, folder_id: str) -> None:
         """Put an experiment that is in no folder into one; where it is in one already, it stays there."""
@@ -180,9 +180,12 @@ class MetricsClient:
             self._gzip, self._gzip_refused = False, True
             return self._request("POST", path, grant.token, body, timeout_s=timeout_s)
 
-    def _ask(self, name: str, data: Mapping[str, object]) -> Mapping[str, Any]:
+    def _ask(
+        self, name: str, data: Mapping[str, object], *, timeout_s: float | None = None
+    ) -> Mapping[str, Any]:
         """Send one event of the organisation and return the data of its answer."""
-        body = self._request("POST", "/api/v2/events", self._key, b"[%b]" % _envelope(name, data))
+        envelope = b"[%b]" % _envelope(name, data)
+        body = self._request("POST", "/api/v2/events", self._key, envelope, timeout_s=timeout_s)
         try:
             replies = orjson.loads(body)
             reply = replies[0]

@@ -29,6 +29,8 @@ __all__ = ["SyvainTarget"]
 logger = logging.getLogger(__name__)
 
 _NUM_CHECKS = 3
+_CHECK_WITHIN_S = 5.0
+"""What a start may cost when Metrics takes a connection and never answers: the run can do without it."""
 
 
 class SyvainTarget:
@@ -79,15 +81,17 @@ class SyvainTarget:
     def check(self) -> None:
         """Ask Metrics whether the key is good and the folder there.
 
-        A server that cannot be reached is only said: the run goes on, and its events are kept.
+        A server that cannot be reached, or does not answer within five seconds, is only said: the run goes
+        on, and its events are kept.
 
         Raises:
             Rejected: the key or the folder is refused, or the host is no Metrics server.
         """
+        deadline = time.monotonic() + _CHECK_WITHIN_S
         try:
-            self._check_key()
+            self._check_key(deadline)
             if self._folder is not None:
-                find_folder(self._client.folder_tree(), self._folder)
+                find_folder(self._client.folder_tree(timeout_s=_until(deadline)), self._folder)
         except Trouble as trouble:
             logger.warning(
                 "Metrics at %s cannot be reached (%s): the run goes on, its events are kept and sent later",
@@ -154,12 +158,19 @@ class SyvainTarget:
         if num_before == 0 or num_before < MAX_BATCH_EVENTS <= self.unsent:
             self._sender.wake()
 
-    def _check_key(self) -> None:
+    def _check_key(self, deadline: float) -> None:
         delay_s = self._pace.first_delay_s
         for _ in range(_NUM_CHECKS - 1):
             try:
-                return self._client.check_key()
+                return self._client.check_key(timeout_s=_until(deadline))
             except Trouble:
+                if time.monotonic() + delay_s >= deadline:
+                    raise
                 time.sleep(delay_s)
                 delay_s *= 2
-        return self._client.check_key()
+        return self._client.check_key(timeout_s=_until(deadline))
+
+
+def _until(deadline: float) -> float:
+    """Return the seconds until `deadline`; one that is over leaves the time of a quick answer."""
+    return max(0.5, deadline - time.monotonic())

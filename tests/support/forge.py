@@ -32,6 +32,8 @@ BACKOFF = "SLUGLINE_TEST_BACKOFF_S"
 QUICK_RETRIES = {BACKOFF: "0.05"}
 """For a store that stays broken: a save gives up after five pauses of this, not of 0.5 to 8 seconds."""
 
+SETTINGS = "SLUGLINE_TEST_SETTINGS"
+
 PRELOADED = (
     "torch",
     "torch._dynamo",  # what the first optimiser of a process imports: a second
@@ -41,12 +43,19 @@ PRELOADED = (
     "runtime.checkpoints.s3",
     "runtime.checkpoints.saver",
     "runtime.cli.main",
+    "httpx",
+    "runtime.events.syvain.target",
     "runtime.experiment.frontend",
     "runtime.training.attempt_run",
     "runtime.training.prepared",
     "runtime.training.run",
     "tests.support.faults",
 )
+
+
+def settings(values: Mapping[str, float]) -> dict[str, str]:
+    """The variable that gives module constants, each a `module:NAME`, other values in one run."""
+    return {SETTINGS: json.dumps(values)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +83,11 @@ class ForkedRun:
         code = self.forge._wait(self)
         assert code is not None, f"still running after {TIMEOUT_S:g} s:\n{self.err.read_text()}"
         return code
+
+    @property
+    def said(self) -> str:
+        """What is on its standard error by now."""
+        return self.err.read_text() if self.err.exists() else ""
 
     def signal(self, signum: int) -> None:
         """Signal the run's process, which is its group's leader."""
@@ -247,6 +261,10 @@ def _run(arguments: list[str]) -> int:
         defaults = Saver.__init__.__kwdefaults__
         assert defaults is not None
         defaults["backoff_s"] = (float(os.environ[BACKOFF]),) * 5
+    for name, value in json.loads(os.environ.get(SETTINGS, "{}")).items():
+        module, _, constant = name.partition(":")
+        assert hasattr(importlib.import_module(module), constant), name
+        setattr(importlib.import_module(module), constant, value)
     if CALLS in os.environ:
         _plant(CallPlan(**json.loads(os.environ[CALLS])))
     try:

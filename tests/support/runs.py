@@ -142,6 +142,7 @@ class SmallRun:
     env: Mapping[str, str] = field(default_factory=dict)
     source: str = EXPERIMENT
     flags: tuple[str, ...] = ()
+    slug: str = SLUG
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -154,8 +155,8 @@ class SmallRun:
 
     def arguments(self, *flags: str) -> list[str]:
         return [
-            "run", "small.py", "--slug", SLUG, "--location", self.location, "--metrics", f"jsonl:{self.file}",
-            "--json", *self.flags, *flags,
+            "run", "small.py", "--slug", self.slug, "--location", self.location,
+            "--metrics", f"jsonl:{self.file}", "--json", *self.flags, *flags,
         ]  # fmt: skip
 
     def start(
@@ -176,7 +177,7 @@ class SmallRun:
 
     def outcome(self) -> Outcome:
         """What the run came to."""
-        found = open_location(self.location, {**os.environ, **self.env}).find(slug=SLUG)
+        found = open_location(self.location, {**os.environ, **self.env}).find(slug=self.slug)
         assert found.checkpoint is not None
         assert found.refused == ()
         data = found.checkpoint.data

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Prepared"]
 
+_MAX_SHAPES = 64
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,6 +37,8 @@ class Prepared:
         self.identity = loaded.identity
         self.device = torch.device(loaded.identity.device, *loaded.identity.devices)
         configure(self.experiment, self.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # what a file makes on "cuda" lands on the right one
         self.experiment.model.to(self.device)
         self.precision = Precision(self.experiment.precision, self.device)
         self.state = TrainingState(self.experiment, self.precision)
@@ -67,4 +71,12 @@ class Prepared:
     def compiled(self) -> torch.nn.Module:
         """The model as losses get it."""
         model = self.experiment.model
-        return cast("torch.nn.Module", torch.compile(model)) if self.experiment.compile else model
+        if not self.experiment.compile:
+            return model
+        from torch._dynamo import config
+
+        # Kernels for each shape by itself: torch would make general ones at the second shape that it happens
+        # to see, and a resume sees another one first. Past the limit it would go on uncompiled: also history.
+        config.recompile_limit = _MAX_SHAPES
+        config.fail_on_recompile_limit_hit = True
+        return cast("torch.nn.Module", torch.compile(model, dynamic=False))

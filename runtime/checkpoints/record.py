@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from blake3 import blake3
 
 from runtime.checkpoints.store import Conflict, Missing
 from runtime.errors import Rejected, Superseded, Unavailable
@@ -31,7 +33,10 @@ __all__ = [
 
 RECORD_KEY = "run.json"
 VERSION = 1
+READS = 3  # of one that does not verify: the wire may be at fault
 SWAPS = 20  # tries of one compare-and-swap; each lost race means that somebody else made progress
+
+_log = logging.getLogger(__name__)
 
 
 class Moved(Unavailable):
@@ -113,22 +118,18 @@ def read_record(store: Store) -> tuple[RunRecord, str] | None:
         Rejected: what stands there is no record, or one of a newer version.
         Unavailable: the store cannot be reached.
     """
-    try:
-        data, etag = store.get(RECORD_KEY)
-    except Missing:
-        return None
-    where = f"{store.url}/{RECORD_KEY}"
-    try:
-        raw: Any = msgspec.json.decode(data)
-        version = raw["version"] if isinstance(raw, dict) else None
-        if isinstance(version, int) and version > VERSION:
-            raise Rejected(f"{where} has version {version}, this Slugline reads {VERSION}: use a newer one")
-        return msgspec.convert(raw, RunRecord), etag
-    except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
-        raise Rejected(
-            f"{where} is no run record ({error}): if the run is yours, move it away and rebuild it with "
-            f"`python -m runtime.checkpoints.rebuild {store.url}`"
-        ) from error
+    for tries_left in reversed(range(READS)):
+        try:
+            data, etag = store.get(RECORD_KEY)
+        except Missing:
+            return None
+        try:
+            return _decode(data, store.url), etag
+        except Rejected as error:
+            if not tries_left:
+                raise
+            _log.warning("reading again: %s", error)
+    raise AssertionError("unreachable")
 
 
 def write_record(store: Store, record: RunRecord, *, etag: str | None) -> str:
@@ -137,8 +138,30 @@ def write_record(store: Store, record: RunRecord, *, etag: str | None) -> str:
     Raises:
         Conflict: it is another one by now.
     """
-    data = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-    return store.put_if(RECORD_KEY, data, etag=etag)
+    body = msgspec.json.encode(record)
+    whole = b'%b,"blake3":"%b"}' % (body[:-1], blake3(body).hexdigest().encode())
+    return store.put_if(RECORD_KEY, msgspec.json.format(whole, indent=1) + b"\n", etag=etag)
+
+
+def _decode(data: bytes, url: str) -> RunRecord:
+    """Decode and verify: one flipped bit must not drop a good checkpoint, or pass for a newer attempt.
+
+    The digest is of the content, not of its layout; a record written by hand may have none.
+    """
+    where = f"{url}/{RECORD_KEY}"
+    way_out = f"move it away and rebuild it with `python -m runtime.checkpoints.rebuild {url}`"
+    try:
+        raw: Any = msgspec.json.decode(data)
+        version = raw["version"] if isinstance(raw, dict) else None
+        if isinstance(version, int) and version > VERSION:
+            raise Rejected(f"{where} has version {version}, this Slugline reads {VERSION}: use a newer one")
+        record = msgspec.convert(raw, RunRecord)
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
+        raise Rejected(f"{where} is no run record ({error}): if the run is yours, {way_out}") from error
+    digest = blake3(msgspec.json.encode(record)).hexdigest()
+    if raw.get("blake3", digest) != digest:
+        raise Rejected(f"{where} is damaged: its BLAKE3 is {digest[:12]}, not what it says: {way_out}")
+    return record
 
 
 def change_record(store: Store, session: str, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
@@ -148,7 +171,7 @@ def change_record(store: Store, session: str, change: Callable[[RunRecord], RunR
 
     Raises:
         Superseded: a newer attempt owns the record.
-        Unavailable: the store cannot be reached, or the record is gone.
+        Unavailable: the store cannot be reached, or the record is gone or damaged.
     """
     for _ in range(SWAPS):
         record, etag = _owned(store, session)
@@ -164,7 +187,10 @@ def change_record(store: Store, session: str, change: Callable[[RunRecord], RunR
 
 
 def _owned(store: Store, session: str) -> tuple[RunRecord, str]:
-    found = read_record(store)
+    try:
+        found = read_record(store)
+    except Rejected as error:  # the user's mistake at a start; under a run it is the surroundings
+        raise Unavailable(str(error)) from error
     if found is None:
         raise Unavailable(f"{store.url}/{RECORD_KEY} is gone: something else deleted it while the run lived")
     record, etag = found

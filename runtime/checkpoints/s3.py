@@ -18,9 +18,11 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
     ProfileNotFound,
+    ResponseStreamingError,
 )
 from urllib3.exceptions import HTTPError
 
@@ -63,8 +65,15 @@ class S3Store:
     def get(self, key: str) -> tuple[bytes, str]:
         """See `Store.get`."""
         with self._translated("read", key):
-            reply = self._control.get_object(Bucket=self._bucket, Key=self._prefix + key)
-            return reply["Body"].read(), reply["ETag"]
+            try:
+                return self._get(key)
+            except (ResponseStreamingError, IncompleteReadError):
+                # The client's own tries end with the headers: a body that breaks off is asked for again.
+                return self._get(key)
+
+    def _get(self, key: str) -> tuple[bytes, str]:
+        reply = self._control.get_object(Bucket=self._bucket, Key=self._prefix + key)
+        return reply["Body"].read(), reply["ETag"]
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         """See `Store.put`."""

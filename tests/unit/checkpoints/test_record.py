@@ -6,6 +6,7 @@ import pytest
 from runtime.checkpoints.memory import MemoryStore
 from runtime.checkpoints.record import (
     AttemptEntry,
+    CheckpointEntry,
     Ended,
     RunRecord,
     change_record,
@@ -39,7 +40,9 @@ def test_no_record_is_none():
 def test_the_record_is_json_that_people_can_read(store):
     text = store.get("run.json")[0].decode()
     assert text.endswith("}\n")
-    assert json.loads(text) == {
+    told = json.loads(text)
+    assert len(told.pop("blake3")) == 64
+    assert told == {
         "version": 1,
         "slug": "a-run",
         "attempt": {"number": 1, "session": "a" * 32, "host": "here", "pid": 1, "started_ms": 0},
@@ -60,6 +63,52 @@ def test_what_is_no_record_is_rejected_with_the_way_out(text):
         Rejected, match=r"is no run record .*python -m runtime.checkpoints.rebuild s3://bucket/run"
     ):
         read_record(store)
+
+
+def test_no_flipped_bit_passes_for_another_record():
+    """It would drop a good checkpoint, or pass for a newer attempt."""
+    store = MemoryStore("s3://bucket/run")
+    entry = CheckpointEntry(step=5, attempt=1, published_ms=1, manifest="m", manifest_blake3="c" * 64)
+    record = RunRecord(slug="a-run", attempt=OURS, checkpoints=(entry,))
+    write_record(store, record, etag=None)
+    data = store.get("run.json")[0]
+    noticed = 0
+    for at in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[at // 8] ^= 1 << at % 8
+        store.put("run.json", bytes(flipped))
+        try:
+            assert the(read_record(store))[0] == record
+        except Rejected:
+            noticed += 1
+    assert noticed > 4 * len(data)
+
+
+def test_a_record_that_is_damaged_is_rejected_with_the_way_out(store):
+    store.put("run.json", store.get("run.json")[0].replace(b"a-run", b"b-run"))
+    with pytest.raises(Rejected, match=r"is damaged: its BLAKE3 .*python -m runtime.checkpoints.rebuild"):
+        read_record(store)
+
+
+def test_a_record_that_arrived_damaged_is_read_again(store, monkeypatch, caplog):
+    whole, etag = store.get("run.json")
+    replies = iter([whole.replace(b"a-run", b"b-run"), whole[:50], whole])
+    monkeypatch.setattr(store, "get", lambda _: (next(replies), etag))
+    assert the(read_record(store))[0].slug == "a-run"
+    assert caplog.text.count("reading again: ") == 2
+
+
+def test_a_record_that_turns_bad_under_a_run_is_the_surroundings_fault(store):
+    store.put("run.json", b"{")
+    with pytest.raises(Unavailable, match="is no run record"):
+        change_record(store, OURS.session, ending("done"))
+
+
+def test_a_record_without_a_digest_is_somebodys_own(store):
+    told = json.loads(store.get("run.json")[0])
+    del told["blake3"]
+    store.put("run.json", json.dumps(told, indent=4).encode())
+    assert the(read_record(store))[0] == RunRecord(slug="a-run", attempt=OURS)
 
 
 def test_a_record_of_a_newer_version_is_left_alone():

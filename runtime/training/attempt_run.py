@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from runtime.errors import RunError, Superseded, Unavailable
@@ -73,7 +73,6 @@ class AttemptRun:
         prepared: Prepared,
         *,
         attempt: Attempt | None,
-        checkpoint: Checkpoint | None,
         targets: Sequence[Target],
         interrupts: Interrupts,
     ) -> None:
@@ -83,7 +82,7 @@ class AttemptRun:
         self._position = prepared.position
         self._first_step = prepared.position.step
         self._attempt = attempt
-        self._checkpoint = checkpoint
+        self._checkpoint = attempt.checkpoint if attempt else None
         self._interrupts = interrupts
         self._stream = EventStream(targets)
         self._progress = progress_for(prepared.experiment.steps, sys.stderr)
@@ -111,6 +110,8 @@ class AttemptRun:
             _log.info("%s is finished at step %d: nothing to train", self._request.slug, self._position.step)
             self._stream.done(self._request.slug)
             return "done", 0
+        if self._checkpoint is not None:
+            self._resume(self._checkpoint)
         loop = self._loop()
         self._progress.started(self._position.step)
         if not loop.run():
@@ -121,20 +122,20 @@ class AttemptRun:
         return "done", 0
 
     def _open(self) -> None:
-        """Everything that an attempt says before its first step."""
         if self._attempt is not None:
             self._stream.inherit(self._attempt.segments())
-        identity, checkpoint = self._prepared.identity, self._checkpoint
-        self._stream.open(identity.open(self._request.slug, ts_ms=now_ms()))
-        if checkpoint is None:
-            return
+        self._stream.open(self._prepared.identity.open(self._request.slug, ts_ms=now_ms()))
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        """Take over the state, and say from where the run goes on and what moved since."""
         self._prepared.restore(checkpoint)
-        if is_finished(self._position, self._experiment):
-            return
-        changed = changes(checkpoint.data["identity"], identity.metadata())
+        changed = changes(checkpoint.data["identity"], self._prepared.identity.metadata())
         text = "\n".join([f"resumed from {checkpoint.path}", *changed])
         metadata = {"checkpoint": checkpoint.path, "changed": changed}
         self._stream.annotate(self._position.step, text, metadata)
+        assert self._attempt is not None
+        # A second copy of the whole state must not stay in memory for as long as the run lasts.
+        self._checkpoint = self._attempt.checkpoint = replace(checkpoint, tensors={})
 
     def _loop(self) -> Loop:
         prepared, model = self._prepared, self._prepared.compiled()
@@ -206,7 +207,7 @@ class AttemptRun:
                 _log.warning("the last save failed", exc_info=True)
 
     def _end(self, status: str, code: int, started: float) -> int:
-        code = self._write_end(status, code)
+        code = self._interrupts.exit_code = self._write_end(status, code)
         if self._checkpoints is not None:
             self._checkpoints.close()
         longest = _CARRIED_FLUSH_S if status == "interrupted" and self._checkpoints else _FLUSH_S

@@ -91,6 +91,8 @@ class Interrupts:
         self.give_up = threading.Event()
         self.loses_work = False
         """Set while steps are done that no published checkpoint holds: a forced end is then exit 75."""
+        self.exit_code: int | None = None
+        """How the run has ended, once only flushing is left: a forced end then changes nothing of that."""
         self._notice_s = notice_s
         self._lifeline = lifeline
         self._lifeline_lost = False
@@ -237,13 +239,15 @@ class Interrupts:
             os.write(2, self._last_words().encode())
         if self._lifeline_lost:
             self._kill_group()
-        os._exit(75 if self.loses_work and not self.insisted else 128 + (self.pending or 0))
+        lost = 75 if self.loses_work and not self.insisted else 128 + (self.pending or 0)
+        os._exit(lost if self.exit_code is None else self.exit_code)
 
     def _last_words(self) -> str:
         name = signal.Signals(self.pending or signal.SIGTERM).name
         if not self._claimed:
             return f"interrupted by {name} before the run was claimed: nothing was touched\n"
-        lost = "steps since the last checkpoint are lost" if self.loses_work else "nothing is lost"
+        loses = self.loses_work and self.exit_code is None
+        lost = "steps since the last checkpoint are lost" if loses else "nothing is lost"
         return f"{name}: the notice of {self._notice_s:g} s is over, ending where the run stands; {lost}\n"
 
     def _kill_group(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.experiment.model import Reached
@@ -152,7 +153,8 @@ class Loop:
     ) -> Callable[[], list[tuple[str, float, Mapping[str, str]]]]:
         def points() -> list[tuple[str, float, Mapping[str, str]]]:
             resolved = pending.points()
-            self._progress.updated(step + 1, resolved)
+            with suppress(OSError):  # nobody reads standard error any more; the points must not go with it
+                self._progress.updated(step + 1, resolved)
             return resolved
 
         return points

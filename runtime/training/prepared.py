@@ -48,12 +48,15 @@ class Prepared:
         except ValueError as error:
             raise Rejected(f"{loaded.identity.entry}: {error}") from error
 
-    def fit(self, checkpoint: Checkpoint) -> None:
-        """Take over the place and the pins of `checkpoint`, whose state fits; see `restore` for that.
+    def fit(self, checkpoint: Checkpoint | None) -> None:
+        """Take over the place of `checkpoint`, whose state fits; unset, the run begins at step 0.
 
         Raises:
             Rejected: its state does not fit this experiment.
         """
+        self.position = Position()
+        if checkpoint is None:
+            return
         self.state.fit(checkpoint.tensors, checkpoint.data["state"], source=checkpoint.path)
         self.position = Position.from_data(checkpoint.data, self.experiment.stages, source=checkpoint.path)
 

@@ -15,7 +15,6 @@ from runtime.events.targets import parse_targets
 if TYPE_CHECKING:
     from runtime.checkpoints.attempt import Attempt
     from runtime.checkpoints.location import Location
-    from runtime.checkpoints.reader import Checkpoint
     from runtime.cli.request import RunRequest
     from runtime.events.targets import Target
     from runtime.training.interrupts import Interrupts
@@ -45,16 +44,14 @@ def execute(request: RunRequest, interrupts: Interrupts) -> int:
     targets = _targets(request, session)
     prepared = _prepare(request, interrupts)
     location = _location(request)
-    attempt, checkpoint = None, None
+    attempt = None
     if location is not None:
-        attempt, checkpoint = _claim(location, request, prepared, interrupts, session=session)
+        attempt = _claim(location, request, prepared, interrupts, session=session)
     interrupts.claimed()
 
     from runtime.training.attempt_run import AttemptRun
 
-    run = AttemptRun(
-        request, prepared, attempt=attempt, checkpoint=checkpoint, targets=targets, interrupts=interrupts
-    )
+    run = AttemptRun(request, prepared, attempt=attempt, targets=targets, interrupts=interrupts)
     return run.execute(started=started)
 
 
@@ -86,21 +83,18 @@ def _location(request: RunRequest) -> Location | None:
 
 def _claim(
     location: Location, request: RunRequest, prepared: Prepared, interrupts: Interrupts, *, session: str
-) -> tuple[Attempt, Checkpoint | None]:
+) -> Attempt:
     """Find what to go on from, see that it fits, and claim the run; again when somebody was faster."""
     from runtime.checkpoints.record import Moved
 
     for _ in range(_CLAIM_TRIES):
         found = location.find(slug=request.slug, resume=request.resume)
         interrupts.check()
-        if found.checkpoint is not None:
-            prepared.fit(found.checkpoint)
+        prepared.fit(found.checkpoint)
         try:
-            attempt = location.claim(found, session=session)
+            return location.claim(found, session=session)
         except Moved as moved:
             _log.info("%s", moved)
-            continue
-        return attempt, found.checkpoint
     raise Unavailable(
         f"{location.url} was claimed by others {_CLAIM_TRIES} times in a row: see what starts this slug"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from runtime.errors import Unavailable
+from runtime.errors import Superseded, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -82,10 +82,16 @@ class RunCheckpoints:
         self._saver.wait(give_up=self._interrupts.give_up)
 
     def settle(self, *, timeout_s: float | None = None) -> None:
-        """Wait for a save in flight; its failure is in the log, and a later checkpoint makes up for it."""
+        """Wait for a save in flight; its failure is in the log, and a later checkpoint makes up for it.
+
+        Raises:
+            Superseded: a newer attempt owns the run.
+        """
         try:
             self._saver.wait(timeout_s=timeout_s, give_up=self._interrupts.give_up)
-        except Unavailable as error:
+        except Superseded:
+            raise
+        except Exception as error:  # noqa: BLE001 - the saver has logged it, with its traceback where it has one
             _log.warning("going on without an earlier checkpoint: %s", error)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ INSIDE_AN_EVALUATION = [
     (EVALUATION_BATCH, 4, "after"),  # the middle of one at boundary 4
     (EVALUATION_BATCH, 6, "before"),  # between two of one boundary
     (EVALUATION, 3, "after"),
-    (EVALUATION_BATCH, 17, "before"),  # the last one of the run
+    (EVALUATION_BATCH, 16, "before"),  # the last evaluation of the run
 ]
 AT_A_STAGE_CHANGE = [(STAGE, 5, "before"), (STAGE, 5, "after"), (STAGE, 9, "after"), (ANNOTATE, 1, "before")]
 ELSEWHERE = [

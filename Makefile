@@ -1,4 +1,6 @@
 # One menu of verbs; each makes the environment that it needs. `make help` lists them.
+# OMP_WAIT_POLICY: tests run servers and trainers on the same cores; threads that spin there cost several times
+# what they save, and decide no bit.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -20,7 +22,7 @@ down: .venv/installed ## stop the stack; runs in flight save first
 	@$(BIN)/slugline down
 
 test: lint types ## lint, types, import contracts and every test but the long campaigns
-	$(BIN)/pytest -q -m "not chaos"
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -q -m "not chaos"
 
 lint: .venv/installed ## ruff, and the contracts on who imports whom
 	$(BIN)/ruff check .
@@ -31,7 +33,7 @@ types: .venv/installed ## mypy, strict, over code and tests
 	$(BIN)/mypy
 
 chaos: .venv/installed ## the long campaigns of kills and faults
-	$(BIN)/pytest -q -m chaos tests/chaos
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -q -m chaos tests/chaos
 
 bench: .bench-venv/installed ## every benchmark against its peers, in an environment of its own
 	@for script in $$(grep -l '^if __name__' benchmarks/*.py); do echo "== $$script"; .bench-venv/bin/python "$$script" || exit 1; done

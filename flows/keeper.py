@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -142,7 +143,7 @@ class Keeper:
         step = record.newest.step if record is not None and record.newest is not None else 0
         if ended is None or ended.attempt != entry.number:
             return replace(entry, ended_ms=now_ms(), end_step=step)
-        code = {"done": 0, "failed": 1}.get(ended.status)
+        code = {"done": 0, "failed": 1, "interrupted": 128 + signal.SIGTERM}.get(ended.status)
         failed_step = ended.step if ended.status == "failed" else None
         return replace(entry, ended_ms=ended.ended_ms, end_step=step, code=code, failed_step=failed_step)
 

@@ -16,7 +16,7 @@ import msgspec
 from flows.endings import Action, Ended, classify
 from flows.processes import ProcessId  # noqa: TC001 - msgspec reads the annotations
 from runtime.checkpoints.store import Conflict, Missing
-from runtime.errors import RunError, Superseded
+from runtime.errors import Rejected, RunError, Superseded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,7 +198,18 @@ class LedgerFile:
             data, etag = self._store.get(LEDGER)
         except Missing:
             return None, None
-        return msgspec.json.decode(data, type=Ledger), etag
+        where = f"{self._store.url}/{LEDGER}"
+        try:
+            ledger = msgspec.json.decode(data, type=Ledger)
+        except msgspec.DecodeError as error:
+            raise Rejected(
+                f"{where} is no ledger ({error}): move it away, the run record decides."
+            ) from error
+        if ledger.version > VERSION:
+            raise Rejected(
+                f"{where} has version {ledger.version}, this Slugline reads {VERSION}: use a newer one."
+            )
+        return ledger, etag
 
     def change_as(self, token: str, edit: Callable[[Ledger], Ledger]) -> Ledger:
         """Do so as the owner with `token`.

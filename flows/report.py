@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from datetime import UTC, datetime
@@ -14,7 +15,6 @@ from flows.progress import Progress, Tail
 from flows.server import connect
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -59,10 +59,12 @@ class Report:
             self.progress.failed = None
 
     def say(self, text: str) -> None:
-        """Say something on the run, and keep it as its status."""
-        if text != self.status:
-            self.status = text
-            self._log.warning("%s: %s", self.slug, text)
+        """Say on the run what somebody may want to act on, and keep it as its status."""
+        self._say(logging.WARNING, text)
+
+    def note(self, text: str) -> None:
+        """Say on the run that all is well, and keep it as its status."""
+        self._say(logging.INFO, text)
 
     def last_line(self) -> str:
         """Return the last line that the trainer logged, "" without one."""
@@ -106,6 +108,11 @@ class Report:
             for name, (kind, data, description) in changed.items():
                 server.put_artifact(self.flow_run_id, key=name, type=kind, data=data, description=description)
                 self._shown[name] = wanted[name]
+
+    def _say(self, level: int, text: str) -> None:
+        if text != self.status:
+            self.status = text
+            self._log.log(level, "%s: %s", self.slug, text)
 
     def _read_events(self) -> None:
         self.progress.read(self._events.lines())

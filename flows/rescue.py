@@ -149,6 +149,9 @@ class Rescuer:
                 self._tell(run, f"is left alone: {error}")
             except _Taken:
                 logger.info("%s: another rescuer is at it", run.name)
+            except Exception:
+                # One odd run must not end what every other run relies on.
+                logger.exception("%s could not be looked at", run.name)
         return acted
 
     def _attend(self, server: Watched, run: FlowRun) -> bool:

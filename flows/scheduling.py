@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["RunView", "cancel", "find_run", "follow", "list_runs", "resume", "schedule"]
 
 ECHO = timedelta(minutes=2)
+SOON = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +85,14 @@ def cancel(slug: str) -> RunView:
 
 
 def list_runs(*, limit: int = 50) -> list[RunView]:
-    """Return the newest runs, newest first, each slug once.
+    """Return the newest runs, newest first, each slug once; not those that a schedule plans for later.
 
     Raises:
         Unavailable: the Prefect server cannot be reached.
     """
     with connect() as server:
         newest: dict[str, RunView] = {}
-        for run in server.runs(limit=limit):
+        for run in server.runs(limit=limit, due_by=datetime.now(UTC) + SOON):
             view = _view(server, run)
             newest.setdefault(view.slug, view)
         return list(newest.values())

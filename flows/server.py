@@ -95,14 +95,21 @@ class Server:
         self._client, self._address = client, address
 
     def runs(
-        self, *, slug: str | None = None, states: Sequence[str] = (), limit: int | None = None
+        self,
+        *,
+        slug: str | None = None,
+        states: Sequence[str] = (),
+        limit: int | None = None,
+        due_by: datetime | None = None,
     ) -> list[FlowRun]:
-        """Return the flow runs of `train`, newest first."""
+        """Return the flow runs of `train`, newest first; `due_by` leaves out those planned for later."""
         wanted: dict[str, Any] = {}
         if slug is not None:
             wanted["tags"] = {"all_": [slug_tag(slug)]}
         if states:
             wanted["state"] = {"type": {"any_": list(states)}}
+        if due_by is not None:
+            wanted["expected_start_time"] = {"before_": due_by.isoformat()}
         found: list[FlowRun] = []
         while limit is None or len(found) < limit:
             size = PAGE if limit is None else min(PAGE, limit - len(found))

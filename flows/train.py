@@ -78,6 +78,8 @@ def keep_run(parameters: TrainParameters, command: CommandOf) -> State[Any]:
             assignment = assign(server, run, parameters, environment=os.environ, host=host_name())
         except RunError as error:
             return Failed(message=str(error))
+        if (first := _first_of(server, run, assignment)) is not None:
+            return Failed(message=f"{first.name} is live as flow run {first.id}: cancel that first.")
         if assignment.host not in (None, host_name()):
             _hand_back(server, run, assignment)
     care = _Care(assignment.parameters, run, command, log)
@@ -102,6 +104,15 @@ def _state(decision: Decision) -> State[Any]:
             return Failed(message=decision.reason)
         case _:
             raise Abort(decision.reason)
+
+
+def _first_of(server: Server, run: FlowRun, assignment: Assignment) -> FlowRun | None:
+    """Return the older flow run that is live under the same slug; unset: there is none."""
+    for other in server.runs(slug=assignment.parameters.slug):
+        live = other.state is None or not other.state.final
+        if live and other.id != run.id and other.created < run.created:
+            return other
+    return None
 
 
 def _hand_back(server: Server, run: FlowRun, assignment: Assignment) -> None:
@@ -160,8 +171,13 @@ class _Care:
     def keep(self) -> Decision:
         """Look after the run until its last word."""
         with self._in_background():
-            decision = self._keeper.keep()
-            self._report.say(decision.reason)
+            try:
+                decision = self._keeper.keep()
+            except TerminationSignal:
+                self._report.say("stopped by a signal")
+                raise
+            say = self._report.note if decision.action is Action.COMPLETE else self._report.say
+            say(decision.reason)
             return decision
 
     def _as_task(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:

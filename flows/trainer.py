@@ -63,10 +63,12 @@ class SexpgpuTrainer:
             experiment = experiment_path(self.parameters.experiment)
             host = Host.from_environment(self.environment)
             with lease(self._num_gpus(host), host, on_wait=self.report.say) as leased:
-                self.report.say(f"attempt {number} is running")
-                code = self._run(self._plan(experiment, log, number, leased), number, started)
+                self.report.note(f"attempt {number} is running")
+                plan = self._plan(experiment, log, number, leased)
+                code = self._run(plan, number, started)
         except (Rejected, Unavailable) as error:
             return Ended(ending=classify(error.exit_code), code=error.exit_code, error=str(error))
+        self.report.page = _page(plan.summary) or self.report.page
         return self._ended(code, out_of_memory=oom_kills() > oom_before)
 
     def _run(self, plan: Plan, number: int, started: Callable[[ProcessId | None], None]) -> int:
@@ -151,6 +153,15 @@ def sexpgpu_command(
         *(f"--knob={name}={_knob_text(value)}" for name, value in knobs.items()),
         *(f"--metrics={target}" for target in (f"jsonl:{events}", *targets)),
     ]
+
+
+def _page(summary: Path) -> str | None:
+    """Return the experiment's page that the trainer's summary names; unset: it has none, or was killed."""
+    try:
+        told = json.loads(summary.read_bytes().splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return told.get("url") if isinstance(told, dict) else None
 
 
 def _knob_text(value: object) -> str:

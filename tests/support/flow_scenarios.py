@@ -12,15 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.ledger import Ledger, LedgerFile
 from flows.parameters import TrainParameters
 from flows.processes import is_alive, is_running
 from flows.scheduling import RunView, cancel, find_run, resume, schedule
-from flows.server import State, connect
+from flows.server import FlowRun, Server, State, connect
 from runtime.checkpoints.location import open_location
 from runtime.errors import Rejected
 from tests.support.waiting import wait_until
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Run", "Scenarios"]
 
 STEPS = 40
+SCHEDULE = "nightly"
 PATIENCE_S = 240
 
 EXPERIMENT = """
@@ -87,6 +89,9 @@ EXPERIMENT = """
             checkpoint_every=5,
         )
 """
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -159,11 +164,14 @@ class Run:
         return wait_until(look, within_s=PATIENCE_S, what=self.told)  # type: ignore[return-value] # as above
 
     def until(self, *states: str) -> RunView:
-        def look() -> RunView | None:
-            view = self.view()
-            return view if view.state in states else None
+        with connect() as server:  # one connection: making one costs more than a dozen questions
 
-        return wait_until(look, within_s=PATIENCE_S, what=self.told, poll_s=0.5)  # type: ignore[return-value] # as above
+            def look() -> bool:
+                state = server.runs(slug=self.slug, limit=1)[0].state
+                return state is not None and state.name in states
+
+            wait_until(look, within_s=PATIENCE_S, what=self.told, poll_s=0.5)
+        return self.view()
 
     def until_final(self) -> RunView:
         return self.until("Completed", "Failed", "Cancelled")
@@ -447,6 +455,51 @@ class Scenarios:
         outcome = run.outcome()
         return replace(outcome, facts={"said": lines[0], "tries": run.ledger().attempts[0].tries})  # type: ignore[union-attr] # there is one
 
+    def scheduled_for_a_time(self) -> Outcome:
+        """As a schedule does it: no slug, only a time; and then that time once more."""
+        with connect() as server:
+            slug = f"{SCHEDULE}-20250101T030000Z"
+            self.stack.deploy(name=SCHEDULE)
+            first = self.create(server, SCHEDULE, [], self.scheduled_parameters())
+            run = self.run(slug)
+            wait_until(lambda: server.run(first.id).state.final, within_s=PATIENCE_S, poll_s=0.5)  # type: ignore[union-attr] # it has one
+            named = server.run(first.id)
+            second = self.create(server, SCHEDULE, [], self.scheduled_parameters())
+            wait_until(lambda: server.run(second.id).state.final, within_s=PATIENCE_S, poll_s=0.5)  # type: ignore[union-attr] # as above
+        outcome = run.outcome()
+        return replace(outcome, facts={"name": named.name, "tags": named.tags, "kept": named.train["slug"]})
+
+    def on_another_hosts_disk(self) -> dict[str, Any]:
+        """A worker of the wrong host gets a run whose checkpoints are on another's disk."""
+        run = self.run("elsewhere", location=str(self.stack.home / "locations" / "elsewhere"))
+        with connect() as server:
+            tags = ["slug:elsewhere", "host:another-host"]
+            created = self.create(server, "train", tags, run.parameters.to_json())
+
+            def handed_back() -> State | None:
+                state = server.run(created.id).state
+                return state if state is not None and state.name == "AwaitingRetry" else None
+
+            state = wait_until(handed_back, within_s=PATIENCE_S, what=lambda: str(server.states(created.id)))
+            cancel(run.slug)
+            return {"message": state.message, "started": run.ledger() is not None, "then": run.view().state}  # type: ignore[union-attr] # truthy
+
+    def scheduled_parameters(self) -> dict[str, Any]:
+        given = self.run("unused", knobs={"pause_s": 0.0}).parameters.to_json()
+        del given["slug"]
+        return given
+
+    def create(self, server: Server, deployment: str, tags: list[str], values: dict[str, Any]) -> FlowRun:
+        body = {
+            "tags": tags,
+            "parameters": {"parameters": values},
+            "state": {"type": "SCHEDULED", "state_details": {"scheduled_time": "2025-01-01T03:00:00+00:00"}},
+        }
+        path = f"/deployments/{server.deployment_id(f'train/{deployment}')}/create_flow_run"
+        if tags:
+            del body["state"]
+        return msgspec.json.decode(server._send("POST", path, body).content, type=FlowRun)
+
     def look_twice(self) -> None:
         """Let rescue look at everything twice."""
         time.sleep(11)
@@ -455,10 +508,13 @@ class Scenarios:
     def pool(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
         """A worker pool of its own, for what would hurt the other scenarios."""
         self.stack.deploy(pool=name, name=name)
-        yield self.stack.start_worker(name, pool=name)
+        try:
+            yield self.stack.start_worker(name, pool=name)
+        finally:
+            self.stack.stop_workers(pool=name)
 
 
-def in_thread(stack: PrefectStack, scenario: Callable[[], Outcome]) -> Outcome:
+def in_thread(stack: PrefectStack, scenario: Callable[[], T]) -> T:
     """Run a scenario with the settings of `stack`, which are the calling thread's own."""
     with temporary_settings({PREFECT_API_URL: stack.api}):
         return scenario()

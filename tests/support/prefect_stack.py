@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from flows import child
 from tests.support.waiting import free_port, wait_until
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class PrefectStack:
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_CLIENT_MAX_RETRIES": "30",
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
             "SLUGLINE_WORK_DIR": str(self.home / "runs"),
             "SLUGLINE_GPU_LOCKS": str(self.home / "gpu-locks"),
             "SLUGLINE_LOCATION": str(self.home / "locations"),
@@ -87,6 +88,13 @@ class PrefectStack:
             ["-m", "prefect", "worker", "start", "--pool", pool, "--name", name], f"worker-{name}"
         )
 
+    def stop_workers(self, *, pool: str) -> None:
+        """Kill the workers of a pool: an idle one asks the server all the time."""
+        for process in self.started:
+            if pool in process.args and process.poll() is None:  # type: ignore[operator] # a list of ours
+                process.kill()
+                process.wait()
+
     def start_rescue(self, *flags: str) -> subprocess.Popen[bytes]:
         """Start the rescue of this host."""
         return self.spawn(["-m", "flows.rescue", *flags], "rescue")
@@ -95,7 +103,9 @@ class PrefectStack:
         """Start a Python process of the stack in a group of its own; its output goes to `<name>.log`."""
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", *arguments],
+                # It ends with the test process, should that be killed before it can close the stack.
+                [sys.executable, "-I", "-S", child.__file__, "exec", str(os.getpid())]
+                + [sys.executable, "-P", *arguments],
                 env=self.env(),
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from flows.processes import host_name
 from tests.support.flow_scenarios import STEPS, Outcome, Scenarios, in_thread
 from tests.support.prefect_stack import PrefectStack, prefect_stack
 from tests.support.tables import rows_of
+from tests.support.waiting import free_port, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(420)]
 
@@ -41,6 +43,10 @@ SCENARIOS = {
     "the experiment fails the same way twice": Scenarios.fails_twice,
     "the experiment file has a mistake": Scenarios.mistaken,
 }
+BESIDES: dict[str, Callable[[Scenarios], Any]] = {
+    "a schedule": Scenarios.scheduled_for_a_time,
+    "another host": Scenarios.on_another_hosts_disk,
+}
 LAST = "trainer, flow process and worker are killed and the server restarts"
 TABLE = {row[0]: row[1:] for row in rows_of(DOCS, "what happens")}
 
@@ -55,13 +61,13 @@ def stack() -> Iterator[PrefectStack]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(stack: PrefectStack) -> Iterator[dict[str, Future[Outcome]]]:
+def outcomes(stack: PrefectStack) -> Iterator[dict[str, Future[Any]]]:
     """All of them at once; the one that takes the server away comes when the others are done."""
     scenarios = Scenarios(stack)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         futures = {
             name: pool.submit(in_thread, stack, scenario.__get__(scenarios))
-            for name, scenario in SCENARIOS.items()
+            for name, scenario in {**SCENARIOS, **BESIDES}.items()
         }
 
         def last() -> Outcome:
@@ -137,6 +143,29 @@ def test_the_older_of_two_attempts_leaves_and_rescue_does_not_take_the_run_from_
     assert facts["first_code"] == 76
     assert facts["by_hand_exit"] == 0
     assert facts["recorded_attempts"] == 2
+
+
+def test_a_scheduled_time_has_a_slug_and_running_it_again_is_a_resume(outcomes):
+    outcome = outcomes["a schedule"].result()
+    slug = "nightly-20250101T030000Z"
+    assert outcome.facts == {"name": slug, "tags": ["host:" + host_name(), f"slug:{slug}"], "kept": slug}
+    assert (outcome.state, outcome.attempts) == ("Completed", 2)
+
+
+def test_a_run_on_another_hosts_disk_is_handed_back_and_says_so(outcomes):
+    facts = outcomes["another host"].result()
+    assert facts["message"].endswith("is on another-host: waiting for a worker there")
+    assert facts["started"] is False
+    assert facts["then"] == "Cancelled"
+
+
+def test_rescue_waits_for_a_server_that_is_away_and_ends_when_it_is_told_to(tmp_path):
+    stack = PrefectStack(tmp_path, free_port())
+    rescue = stack.start_rescue("--poll-s", "0.1")
+    wait_until(lambda: "does not answer" in stack.log("rescue"), within_s=60)
+    rescue.terminate()
+    assert rescue.wait(20) == 0
+    assert stack.log("rescue").count("does not answer") == 1
 
 
 def test_a_failure_that_repeats_itself_is_named_on_the_run(outcomes):

@@ -157,6 +157,15 @@ def test_a_failure_that_its_flow_process_could_not_write_down_counts_as_one():
     assert (world.ledger().attempts[0].code, world.ledger().attempts[0].failed_step) == (1, 5)
 
 
+def test_an_interruption_that_its_flow_process_could_not_write_down_is_no_loss():
+    world = World([(143, 5, None), (0, 8, None)], dies_at=0)
+    with pytest.raises(Died):
+        world.keeper().keep()
+    world.record(1, 5, "interrupted")
+    world.keeper("t2", pid=101).keep()
+    assert world.said[0] == "interrupted by SIGTERM; resuming"
+
+
 def test_a_run_whose_owner_lives_on_this_host_is_left_to_it(monkeypatch):
     monkeypatch.setattr("flows.keeper.OWNER_GRACE_S", 0.0)
     world = World([(-9, 4, None)], dies_at=0)

@@ -12,7 +12,7 @@ from flows.ledger import LEDGER, Closed, Ledger, LedgerFile, Owner, TooBusy
 from flows.processes import ProcessId
 from runtime.checkpoints.memory import MemoryStore
 from runtime.checkpoints.store import Conflict
-from runtime.errors import Superseded, Unavailable
+from runtime.errors import Rejected, Superseded, Unavailable
 
 PROCESS = ProcessId(host="h", boot="b", pid=1, start_ticks=2)
 
@@ -102,6 +102,22 @@ class Away(MemoryStore):
 def test_a_location_that_cannot_be_reached_is_said():
     with pytest.raises(Unavailable, match="away"):
         LedgerFile(Away(), "a").read()
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"{", "is no ledger"),
+        (b"[]", "is no ledger"),
+        (b'{"slug":"a","version":2}', "has version 2, this Slugline reads 1"),
+    ],
+)
+def test_what_is_no_ledger_is_refused_in_one_line(data, told):
+    store = MemoryStore()
+    store.put(LEDGER, data)
+    with pytest.raises(Rejected, match=told) as caught:
+        LedgerFile(store, "a").read()
+    assert "\n" not in str(caught.value)
 
 
 def test_an_attempt_has_the_number_that_the_run_record_will_give_it():

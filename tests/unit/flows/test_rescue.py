@@ -399,6 +399,17 @@ def test_a_location_that_cannot_be_reached_delays_one_run_and_stops_nothing(capl
     assert night.look() == ["f"]
 
 
+def test_one_odd_run_does_not_keep_rescue_from_the_next(caplog):
+    night = Night()
+    night.owned()
+    odd = replace(
+        night.prefect.run("f"), id="odd", parameters={"parameters": {"experiment": "m", "knobs": 7}}
+    )
+    night.prefect.listed = [odd, night.prefect.run("f")]
+    assert night.look() == ["f"]
+    assert "could not be looked at" in caplog.text
+
+
 def test_a_flow_run_that_is_not_ours_is_left_alone():
     night = Night()
     night.prefect.parameters = {"something": "else"}

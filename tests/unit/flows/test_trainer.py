@@ -1,0 +1,208 @@
+"""One attempt on this host: its command line, its GPUs, and how its ending is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flows.endings import Ended, Ending
+from flows.parameters import TrainParameters
+from flows.pulse import Upkeep
+from flows.report import Report
+from flows.trainer import SexpgpuTrainer, oom_kills, sexpgpu_command, work_folder
+from runtime.checkpoints.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from flows.processes import ProcessId
+
+
+class Stand:
+    """A trainer whose program is a few lines of Python in place of `sexpgpu run`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.experiment = folder / "exp.py"
+        self.experiment.write_text("")
+        self.report = Report(
+            slug="a", flow_run_id="f", events=folder / "events.jsonl", log=logging.getLogger("run")
+        )
+        self.told: dict[str, Any] = {}
+        self.started: list[ProcessId | None] = []
+
+    def run(self, program: str, *, environment: dict[str, str] | None = None, **changes: Any) -> Ended:
+        given = {"experiment": str(self.experiment), "slug": "a", "location": "/l", "notice_s": 5.0}
+
+        def command(parameters: TrainParameters, **told: Any) -> list[str]:
+            del parameters
+            self.told = told
+            return [sys.executable, "-c", dedent(program)]
+
+        trainer = SexpgpuTrainer(
+            parameters=TrainParameters(**{**given, **changes}),
+            folder=self.folder,
+            command=command,
+            environment={**os.environ, "SLUGLINE_GPUS": "0", **(environment or {})},
+            report=self.report,
+            upkeep=Upkeep(MemoryStore(), "t", progress=self.report.steps),
+        )
+        return trainer(1, self.started.append)
+
+
+@pytest.fixture
+def stand(tmp_path) -> Stand:
+    return Stand(tmp_path)
+
+
+def test_a_run_that_is_done_is_told_with_its_page(stand):
+    ended = stand.run('print(\'{"status":"done","url":"http://m/dashboard/experiments/1"}\')')
+    assert (ended.ending, ended.code) == (Ending.DONE, 0)
+    assert stand.report.page == "http://m/dashboard/experiments/1"
+    assert stand.started[0] is not None
+
+
+@pytest.mark.parametrize("output", ["", "no json", "[1]", "\\xff"])
+def test_a_summary_that_is_none_is_no_failure(stand, output):
+    assert stand.run(f"print('{output}')").ending is Ending.DONE
+    assert stand.report.page == ""
+
+
+def test_a_failure_is_told_as_its_annotation_says(stand):
+    line = {
+        "kind": "annotation",
+        "step": 4,
+        "annotation": "failed: ValueError: x",
+        "metadata": {"error": "ValueError: x"},
+    }
+    ended = stand.run(
+        f"print({json.dumps(json.dumps(line))}, file=open('events.jsonl', 'w')); raise SystemExit(1)"
+    )
+    assert (ended.ending, ended.step, ended.error) == (Ending.FAILED, 4, "ValueError: x")
+
+
+def test_a_failure_without_an_annotation_is_told_by_the_last_line_of_the_log(stand):
+    ended = stand.run("import sys; print('one\\nlast words', file=sys.stderr); raise SystemExit(1)")
+    assert (ended.step, ended.error) == (None, "last words")
+
+
+@pytest.mark.parametrize(("code", "ending"), [(2, Ending.REJECTED), (75, Ending.UNAVAILABLE)])
+def test_a_refusal_is_told_by_its_one_line(stand, code, ending):
+    ended = stand.run(f"import sys; print('sexpgpu: why', file=sys.stderr); raise SystemExit({code})")
+    assert ended == Ended(ending=ending, code=code, error="sexpgpu: why")
+
+
+def test_a_kill_is_told_by_its_signal_alone(stand):
+    ended = stand.run("import os; print('x', flush=True); os.kill(os.getpid(), 9)")
+    assert ended == Ended(ending=Ending.INTERRUPTED, code=-9)
+
+
+def test_a_file_that_is_missing_on_this_host_is_waited_for_without_a_process(stand):
+    stand.experiment.unlink()
+    ended = stand.run("raise SystemExit(0)")
+    assert (ended.ending, ended.code) == (Ending.UNAVAILABLE, 75)
+    assert "is not on this host" in str(ended.error)
+    assert stand.started == []
+
+
+def test_more_gpus_than_the_host_has_is_the_users_mistake(stand):
+    ended = stand.run("raise SystemExit(0)", gpus=3)
+    assert (ended.ending, ended.code) == (Ending.REJECTED, 2)
+    assert "got 3" in str(ended.error)
+
+
+SEES = "import os; open('sees', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
+
+
+@pytest.mark.parametrize(
+    ("pretended", "changes", "sees"),
+    [
+        ("0", {}, ""),
+        ("2", {}, "0"),
+        ("2", {"gpus": 2}, "0,1"),
+        ("2", {"gpus": 0}, ""),
+        ("2", {"device": "cpu"}, ""),
+    ],
+)
+def test_a_trainer_sees_the_gpus_that_were_leased_for_it(stand, tmp_path, pretended, changes, sees):
+    environment = {"SLUGLINE_GPUS": pretended, "SLUGLINE_GPU_LOCKS": str(tmp_path / "locks")}
+    stand.run(SEES, environment=environment, **changes)
+    assert (tmp_path / "sees").read_text() == sees
+
+
+def test_a_trainer_is_told_nothing_of_its_flow_process_but_the_life_line(stand, tmp_path):
+    program = """
+        import os
+        told = [name for name in os.environ if name.startswith("PREFECT__")]
+        open("told", "w").write(",".join(told))
+        os.fstat(int(os.environ["SLUGLINE_LIFELINE_FD"]))
+    """
+    assert stand.run(program, environment={"PREFECT__CONTROL_TOKEN": "secret"}).ending is Ending.DONE
+    assert (tmp_path / "told").read_text() == ""
+
+
+def test_targets_of_the_worker_come_before_those_of_the_run(stand):
+    stand.run("", environment={"SLUGLINE_TARGETS": "syvain stdout"}, targets=("jsonl:/x",))
+    assert stand.told["targets"] == ("syvain", "stdout", "jsonl:/x")
+
+
+def command(**changes: Any) -> list[str]:
+    given = {"experiment": "/e.py", "slug": "a", "location": "s3://b/a", **changes}
+    return sexpgpu_command(
+        TrainParameters(**given),
+        experiment=Path("/e.py"),
+        events=Path("/w/events.jsonl"),
+        targets=("syvain",),
+        num_gpus=given.get("gpus") or 0,
+    )
+
+
+def test_the_command_line_says_what_is_set_and_nothing_else():
+    program, *words = command()
+    assert program == str(Path(sys.executable).with_name("sexpgpu"))
+    assert words == [
+        *("run", "/e.py", "--json", "--slug=a", "--location=s3://b/a", "--notice=20"),
+        *("--metrics=jsonl:/w/events.jsonl", "--metrics=syvain"),
+    ]
+
+
+def test_every_parameter_of_the_training_is_on_the_command_line():
+    words = command(
+        folder="lm",
+        variant="big",
+        steps=9,
+        eval_every=0,
+        device="cuda",
+        gpus=2,
+        notice_s=7.5,
+        precision="bf16",
+        knobs={"lr": 0.001, "name": "a b", "on": True, "none": None, "n": 3},
+    )
+    assert {
+        "--folder=lm",
+        "--variant=big",
+        "--steps=9",
+        "--eval-every=0",
+        "--device=cuda",
+        "--devices=0,1",
+    } <= {*words}
+    assert "--notice=7.5" in words
+    knobs = [word.removeprefix("--knob=") for word in words if word.startswith("--knob=")]
+    assert knobs == ["lr=0.001", "name=a b", "on=true", "none=null", "n=3", "precision=bf16"]
+
+
+def test_a_runs_folder_is_its_own_and_below_what_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    given = TrainParameters(experiment="m", slug="a/b")
+    assert work_folder(given, {}) == tmp_path / "home/.local/state/slugline/a%2Fb"
+    assert work_folder(given, {"SLUGLINE_WORK_DIR": str(tmp_path)}) == tmp_path / "a%2Fb"
+    assert (tmp_path / "a%2Fb").is_dir()
+
+
+def test_the_count_of_kills_for_memory_is_a_number_on_every_host():
+    assert oom_kills() >= 0

@@ -65,7 +65,8 @@ class Writer:
     def submit(self, work: Callable[[Connection], T]) -> Future[T]:
         """Queue one unit; its future holds the result once it is durable.
 
-        The future raises what `work` raised, or `StoreUnavailable` when the database could not take it.
+        The future raises what `work` raised, or `StoreUnavailable` when the database could not take it. One
+        that is cancelled before its turn (a request that is given up) is not applied.
         """
         unit = _Unit(work)
         with self._closing:
@@ -93,11 +94,13 @@ class Writer:
                 return
 
     def _gather(self) -> tuple[list[_Unit[Any]], bool]:
-        """Wait for one unit, then take whatever else waits."""
+        """Wait for one unit, then take whatever else waits, but what nobody waits for any more."""
         units: list[_Unit[Any]] = []
         unit = self._queue.get()
         while unit is not None:
-            units.append(unit)
+            # From here on it cannot be cancelled: a result for a cancelled future would end this thread.
+            if unit.future.set_running_or_notify_cancel():
+                units.append(unit)
             if len(units) == self._max_units:
                 return units, False
             try:

@@ -90,6 +90,24 @@ def test_requests_that_wait_share_a_commit(store):
     assert sorted(commits) in ([50], [1, 50])
 
 
+def test_what_is_cancelled_while_it_waits_is_not_applied_and_the_writer_goes_on(store):
+    """A request that is given up at a stop cancels its future; a result for it would be an error."""
+    begun, held = threading.Event(), threading.Event()
+
+    def hold(_connection):
+        begun.set()
+        assert held.wait(30)
+
+    first = store._writer.submit(hold)
+    assert begun.wait(30)
+    given_up = store._writer.submit(add("given up"))
+    assert not first.cancel(), "it runs"
+    assert given_up.cancel()
+    held.set()
+    assert store.write_now(add("next")) == "next"
+    assert names(store) == ["next"]
+
+
 def test_a_unit_that_fails_undoes_itself_and_nothing_else(store):
     def fails(connection):
         add("undone")(connection)

@@ -11,11 +11,12 @@ import msgspec
 import orjson
 
 from infra.server.refusals import Refused
-from runtime.events.limits import MAX_BATCH_EVENTS
+from runtime.events import limits
 
 __all__ = [
     "Envelope",
     "Reply",
+    "convert",
     "decode_batch",
     "decode_loosely",
     "encode_replies",
@@ -49,9 +50,9 @@ def decode_batch(body: bytes, decoder: msgspec.json.Decoder[list[T]]) -> list[T 
         events = [*decoder.decode(body)]
     except (msgspec.DecodeError, RecursionError):
         events = [*_answerable(decode_loosely(body))]
-    if len(events) > MAX_BATCH_EVENTS:
+    if len(events) > limits.MAX_BATCH_EVENTS:
         raise Refused(
-            "batch_too_large", f"a batch has at most {MAX_BATCH_EVENTS:,} events, got {len(events):,}"
+            "batch_too_large", f"a batch has at most {limits.MAX_BATCH_EVENTS:,} events, got {len(events):,}"
         )
     return events
 
@@ -66,6 +67,20 @@ def decode_loosely(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Refused("malformed_request", f"the body is not JSON: {error}") from error
+
+
+def convert(decoded: Any, kind: type[T]) -> T:
+    """Return what was decoded loosely as a `kind`.
+
+    Raises:
+        msgspec.ValidationError: It does not fit.
+        Refused: It holds a lone surrogate or a number too large: nothing could store it or answer with it.
+    """
+    try:
+        limits.compact(decoded)
+    except ValueError as error:
+        raise Refused("invalid_event", str(error)) from error
+    return msgspec.convert(decoded, kind)
 
 
 def encode_replies(correlations: Sequence[str], replies: Sequence[Reply]) -> bytes:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from infra.server.api.body import OFFER_GZIP, read_body
 from infra.server.api.context import session_of, store_of
-from infra.server.api.envelopes import Reply, decode_batch, encode_replies
+from infra.server.api.envelopes import Reply, convert, decode_batch, encode_replies
 from infra.server.limits import check, check_message_id, check_value, compact_object, partition
 from infra.server.refusals import Refused
 from infra.server.store.commands import Annotate, Change, Command, Record, Revoke, annotation_uid
@@ -135,7 +135,7 @@ def _check_common(event: _Event, experiment_id: str) -> None:
 
 def _converted(event: dict[str, Any]) -> _Event:
     try:
-        converted: _Event = msgspec.convert(event, _EVENTS)
+        converted: _Event = convert(event, _EVENTS)
     except msgspec.ValidationError as error:
         code = "event_not_known" if "$.event" in str(error) else "invalid_event"
         raise Refused(code, str(error)) from error

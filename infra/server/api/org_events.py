@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from infra.server.api.body import OFFER_GZIP, read_body
 from infra.server.api.context import organisation_of, store_of
-from infra.server.api.envelopes import Envelope, Reply, decode_batch, encode_replies
+from infra.server.api.envelopes import Envelope, Reply, convert, decode_batch, encode_replies
 from infra.server.limits import check, check_folder_name, compact_object
 from infra.server.refusals import Refused
 from infra.server.store import annotations as annotation_rows
@@ -124,10 +124,9 @@ async def _answer(store: Store, event: _Envelope | dict[str, Any], organisation_
 
 def _converted(event: dict[str, Any]) -> _Envelope:
     try:
-        converted: _Envelope = msgspec.convert(event, _Envelope)
+        return convert(event, _Envelope)
     except msgspec.ValidationError as error:
         raise Refused("invalid_event", str(error)) from error
-    return converted
 
 
 def _open(connection: Connection, asked: _Asked) -> Reply:

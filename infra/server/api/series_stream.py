@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 
 from infra.server.api.body import read_body
 from infra.server.api.context import organisation_of, store_of
-from infra.server.api.envelopes import Envelope, decode_loosely, reply_line
+from infra.server.api.envelopes import Envelope, convert, decode_loosely, reply_line
 from infra.server.refusals import Refused
 from infra.server.store import experiments, series
 
@@ -61,7 +61,7 @@ async def query_series(request: Request) -> Response:
 
 def _decoded(body: Any) -> _Envelope:
     try:
-        envelope: _Envelope = msgspec.convert(body, _Envelope)
+        envelope = convert(body, _Envelope)
     except msgspec.ValidationError as error:
         raise Refused("malformed_request", str(error)) from error
     if envelope.event != _EVENT:

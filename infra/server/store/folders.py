@@ -13,9 +13,14 @@ from infra.server.store import experiments as experiment_rows
 from infra.server.store.schema import experiments, folders
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from infra.server.store.database import AnyRow
 
-__all__ = ["create", "move", "paths", "place", "rename", "tree"]
+__all__ = ["MAX_DEPTH", "create", "move", "paths", "place", "rename", "tree"]
+
+MAX_DEPTH = 32
+"""How deep folders nest. The tree is one JSON value, two levels a folder, and readers stop at some 128."""
 
 
 def tree(connection: Connection, organisation_id: int) -> dict[str, Any]:
@@ -45,14 +50,11 @@ def paths(connection: Connection, organisation_id: int) -> dict[int | None, str]
             folders.c.organisation_id == organisation_id
         )
     ).all()
-    parents = {row.id: (row.parent_id, row.name) for row in rows}
+    parents = {row.id: row.parent_id for row in rows}
+    names = {row.id: row.name for row in rows}
     found: dict[int | None, str] = {None: "/"}
     for folder_id in parents:
-        names, at = [], folder_id
-        while at is not None:
-            at, name = parents[at]
-            names.append(name)
-        found[folder_id] = "/" + "/".join(reversed(names))
+        found[folder_id] = "/" + "/".join(names[at] for at in reversed(_upwards(parents, folder_id)))
     return found
 
 
@@ -62,9 +64,11 @@ def create(
     """Create a folder and return its id.
 
     Raises:
-        Refused: The parent is not there, or has a folder of this name: `details` then hold that one's id.
+        Refused: The parent is not there, is as deep as folders go, or has a folder of this name: `details`
+            then hold that one's id.
     """
     parent_id = _id(connection, organisation_id, parent_uid)
+    _check_depth(len(_upwards(_parents(connection, organisation_id), parent_id)) + 1)
     _check_free(connection, organisation_id, parent_id, name)
     uid = str(uuid.uuid4())
     connection.execute(
@@ -93,14 +97,14 @@ def move(
 
     Raises:
         Refused: One of the folders is not there, the folder is not where it is said to be, the name is taken
-            where it goes, or it would come to lie under itself.
+            where it goes, or it would come to lie under itself or too deep.
     """
     folder = _find(connection, organisation_id, uid)
     source = _id(connection, organisation_id, from_uid)
     target = _id(connection, organisation_id, to_uid)
     if folder.parent_id not in {source, target}:
         raise Refused("folder_move_conflict", "the folder is not in fromFolderId: read the folder tree again")
-    _check_not_under(connection, target, folder.id)
+    _check_fits(_parents(connection, organisation_id), folder.id, target)
     _check_free(connection, organisation_id, target, folder.name, but=folder.id)
     connection.execute(update(folders).where(folders.c.id == folder.id).values(parent_id=target))
 
@@ -163,9 +167,30 @@ def _in_parent(parent_id: int | None) -> ColumnElement[bool]:
     return folders.c.parent_id.is_(None) if parent_id is None else folders.c.parent_id == parent_id
 
 
-def _check_not_under(connection: Connection, target: int | None, folder_id: int) -> None:
-    at = target
-    while at is not None:
-        if at == folder_id:
-            raise Refused("cycle", "a folder cannot be moved under itself")
-        at = connection.execute(select(folders.c.parent_id).where(folders.c.id == at)).scalar_one()
+def _parents(connection: Connection, organisation_id: int) -> dict[int, int | None]:
+    rows = connection.execute(
+        select(folders.c.id, folders.c.parent_id).where(folders.c.organisation_id == organisation_id)
+    )
+    return {row.id: row.parent_id for row in rows}
+
+
+def _upwards(parents: Mapping[int, int | None], folder_id: int | None) -> list[int]:
+    """Return a folder and all above it; nothing for the root."""
+    found = []
+    while folder_id is not None:
+        found.append(folder_id)
+        folder_id = parents[folder_id]
+    return found
+
+
+def _check_fits(parents: Mapping[int, int | None], folder_id: int, target: int | None) -> None:
+    above = _upwards(parents, target)
+    if folder_id in above:
+        raise Refused("cycle", "a folder cannot be moved under itself")
+    ways = (_upwards(parents, one) for one in parents)
+    _check_depth(len(above) + max(way.index(folder_id) + 1 for way in ways if folder_id in way))
+
+
+def _check_depth(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise Refused("limit_exceeded", f"folders nest at most {MAX_DEPTH} deep, got {depth}")

@@ -130,13 +130,11 @@ def test_a_lone_surrogate_costs_only_its_event(client, experiment):
     events = [
         experiment.event("annotate", annotation="\ud800"),
         experiment.metric("m", 1.0, 0, meta={"a": "\udfff"}),
+        experiment.event("\ud800"),
+        experiment.event("start") | {"data": {"experimentId": "\ud800"}},
         experiment.metric("m", 1.0, 0),
     ]
-    assert codes(experiment.post(json.dumps(events).encode()).json()) == [
-        "limit_exceeded",
-        "limit_exceeded",
-        None,
-    ]
+    assert codes(experiment.post(json.dumps(events).encode()).json()) == [*["invalid_event"] * 4, None]
 
 
 def test_nul_and_every_plane_survive_in_texts(client, experiment):

@@ -1,5 +1,6 @@
 """What is asked with an organisation's key."""
 
+import json
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +108,29 @@ def test_a_slug_is_counted_in_utf16_units_and_may_be_anything(client):
     experiment = client.open(slug)
     assert client.record(experiment.id)["slug"] == slug
     assert code(client.ask("experiment.open", slug="🎲" * 101)) == "limit_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("experiment.tokenRefresh", {"experimentId": "x", "experimentToken": "\ud800"}),
+        ("query.experiment", {"experimentId": "\ud800"}),
+        ("folder.create", {"name": "x", "parentFolderId": "\ud800"}),
+        ("\ud800", {}),
+        ("experiment.open", {"slug": "a", "meta": {"\ud800": 1}}),
+        ("experiment.open", {"slug": "a", "meta": {"a": 2**64}}),
+    ],
+)
+def test_what_no_strict_json_holds_costs_only_its_event_and_is_no_failure_of_ours(client, name, data):
+    """A 5xx would be sent again for ever, and the events beside it with it."""
+    events = [
+        {"messageId": "a", "event": f"syvain.v2.{name}", "data": data},
+        {"messageId": "b", "event": "syvain.v2.foldertree.read", "data": {}},
+    ]
+    response = client.http.post("/api/v2/events", content=json.dumps(events), headers=client.authorization)
+    refused, tree = response.json()
+    assert (response.status_code, code(refused)) == (200, "invalid_event")
+    assert tree["event"] == "syvain.v2.foldertree.read"
 
 
 def test_replies_come_in_the_order_of_the_requests_and_ids_may_repeat(client, experiment):
@@ -268,6 +292,23 @@ class TestFolders:
     @pytest.mark.parametrize("name", ["", "a/b", "x" * 201])
     def test_a_bad_name_is_refused(self, client, name):
         assert code(client.ask("folder.create", name=name)) == "limit_exceeded"
+
+    def test_folders_nest_no_deeper_than_readers_of_the_tree_go(self, client):
+        """A tree deeper than that could be read by nobody, and with it no folder and no experiment."""
+        _, top = self.create(client)
+        parent = top
+        for _ in range(31):
+            _, parent = self.create(client, parent)
+        reply = client.ask("folder.create", name="x", parentFolderId=parent)
+        assert code(reply) == "limit_exceeded"
+        assert "at most 32 deep, got 33" in reply["data"]["message"]
+        _, outer = self.create(client)
+        self.create(client, outer)
+        reply = client.ask("folder.move", folderId=outer, fromFolderId=None, toFolderId=parent)
+        assert code(reply) == "limit_exceeded"
+        assert "got 34" in reply["data"]["message"]
+        client.data("folder.move", folderId=outer, fromFolderId=None, toFolderId=top)
+        client.data("foldertree.read")
 
     def test_a_folder_that_is_not_there_is_named(self, client):
         missing = str(uuid.uuid4())

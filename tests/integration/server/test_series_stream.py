@@ -1,5 +1,6 @@
 """The series stream: counts that agree, one summary a name, done last."""
 
+import json
 import uuid
 from collections import Counter
 
@@ -134,3 +135,16 @@ def test_the_stream_wants_a_key(client, experiment):
     assert client.http.post("/api/v2/query/series", json=body).status_code == 401
     token = {"authorization": f"Bearer {experiment.token}"}
     assert client.http.post("/api/v2/query/series", json=body, headers=token).status_code == 401
+
+
+def test_a_query_that_no_strict_json_holds_is_refused(client):
+    query = {
+        "messageId": "s",
+        "event": "syvain.v2.query.experimentseries",
+        "data": {"experimentId": "\ud800"},
+    }
+    response = client.http.post(
+        "/api/v2/query/series", content=json.dumps(query), headers=client.authorization
+    )
+    assert response.status_code == 422
+    assert "invalid_event" in response.json()["error"]["details"]

@@ -81,6 +81,23 @@ def test_what_stands_in_the_way_of_a_start_is_one_line_and_exit_2(tmp_path):
     assert not (tmp_path / "other").exists(), "the port is looked at first"
 
 
+def test_a_folder_with_an_infra_of_its_own_is_no_place_to_import_from(tmp_path):
+    (tmp_path / "infra").mkdir()
+    (tmp_path / "infra" / "__init__.py").write_text("raise RuntimeError('shadowed')")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, "-P", "-m", "infra.server", "--help"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "--write-credentials" in result.stdout
+
+
 def test_a_request_in_flight_is_answered_before_a_stop(tmp_path):
     """Half of a batch is sent, then SIGTERM, then the rest: it is applied and acknowledged."""
     with running_server(tmp_path / "data") as server:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -13,36 +13,44 @@ if TYPE_CHECKING:
 
 __all__ = ["HostBuffer"]
 
-PAGE_BYTES = mmap.PAGESIZE
 STRIDE_BYTES = 64 << 20  # touched between two looks at whether anybody still wants it
+MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it yet
 
 
 class HostBuffer:
     """`size_bytes` of memory, seen as a tensor of bytes and as a memoryview of the same bytes.
 
-    Huge pages where the kernel has them: the first touch of 1 GiB costs 0.8 s then instead of 2.4 s.
+    Private pages, populated by the kernel in one go: of 1 GiB 0.4 s of CPU time, against 0.55 s by touching
+    them one by one and 0.75 s for shared ones; huge ones cost 2 s and more once memory is fragmented.
     """
 
-    def __init__(self, size_bytes: int, *, pin: bool = False) -> None:
+    def __init__(self, size_bytes: int, *, pin: bool = False, forked: bool = True) -> None:
+        """`forked` unset keeps it out of child processes: each page would be copied at its next write."""
         self.size_bytes = max(size_bytes, 1)
-        self._map = mmap.mmap(-1, self.size_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if not forked:
+            self._map.madvise(mmap.MADV_DONTFORK)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         self.view = memoryview(self._map)
         self._pin = pin
 
     def touch(self, unwanted: Callable[[], bool] = lambda: False) -> None:
-        """Make the pages real, and for a GPU fast to copy to; stop early when `unwanted`."""
-        pages = np.frombuffer(self._map, dtype=np.uint8)
+        """Make all pages real, and for a GPU fast to copy to; stop early when `unwanted`."""
         for start in range(0, self.size_bytes, STRIDE_BYTES):
             if unwanted():
                 return
-            pages[start : start + STRIDE_BYTES : PAGE_BYTES] = 0
+            self.populate(start, min(STRIDE_BYTES, self.size_bytes - start))
         if self._pin:
             cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no annotation here
             status = cuda.cudaHostRegister(self.tensor.data_ptr(), self.size_bytes, 0)
             assert int(status) == 0, f"cudaHostRegister failed with {status}"
+
+    def populate(self, start: int, size_bytes: int) -> None:
+        """Make the pages from `start`, a multiple of the page size, real; their content is undefined."""
+        address = ctypes.c_void_p(self.tensor.data_ptr() + start)
+        # Not mmap.madvise: that would hold the interpreter's lock meanwhile.
+        if ctypes.CDLL(None).madvise(address, ctypes.c_size_t(size_bytes), MADV_POPULATE_WRITE):
+            self.tensor[start : start + size_bytes : mmap.PAGESIZE] = 0  # an older kernel
 
     def close(self) -> None:
         """Undo the pinning; the memory goes with its last tensor."""

@@ -69,6 +69,7 @@ def read_checkpoint(store: Store, entry: CheckpointEntry) -> Checkpoint:
 
     def read(index: int) -> torch.Tensor:
         file, start = manifest.files[index], starts[index]
+        buffer.populate(start, file.size_bytes)
         view = buffer.view[start : start + file.size_bytes]
         _read_verified(store, f"{folder}/{file.name}", view, file.blake3)
         return buffer.tensor[start : start + file.size_bytes]

@@ -71,7 +71,7 @@ class Snapshots:
         self._buffer.close()
 
     def _make_ready(self, size_bytes: int) -> None:
-        self._buffer = HostBuffer(size_bytes, pin=self._pin)
+        self._buffer = HostBuffer(size_bytes, pin=self._pin, forked=False)
         self._ready = threading.Thread(
             target=self._buffer.touch, args=(lambda: self._closed,), name="checkpoint-buffer", daemon=True
         )

@@ -1,8 +1,11 @@
+import os
+import resource
 import time
 
 import pytest
 import torch
 
+from runtime.checkpoints import buffer
 from runtime.checkpoints.buffer import HostBuffer
 from runtime.checkpoints.snapshot import Snapshots
 
@@ -73,8 +76,37 @@ def test_closing_while_the_memory_is_still_being_touched_stops_that():
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 4096, 5000])
 def test_a_buffer_is_the_same_bytes_as_a_tensor_and_as_a_view(size_bytes):
-    buffer = HostBuffer(size_bytes)
-    buffer.touch()
-    buffer.tensor[-1] = 7
-    assert buffer.view[-1] == 7
-    assert len(buffer.view) == len(buffer.tensor) == max(size_bytes, 1)
+    one = HostBuffer(size_bytes)
+    one.touch()
+    one.tensor[-1] = 7
+    assert one.view[-1] == 7
+    assert len(one.view) == len(one.tensor) == max(size_bytes, 1)
+
+
+def test_an_older_kernel_has_its_pages_touched_one_by_one(monkeypatch):
+    monkeypatch.setattr(buffer, "MADV_POPULATE_WRITE", 9999)
+    before = resident_bytes()
+    older = HostBuffer(32 << 20)
+    older.touch()
+    assert resident_bytes() - before > 30 << 20
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # what this is about
+def test_a_loaders_worker_does_not_cost_the_next_snapshot_a_copy_of_every_page():
+    """A child that shares the pages would make each of them be copied when the parent writes it next."""
+    snapshots = Snapshots(expected_bytes=32 << 20)
+    state = {"a": torch.ones(8 << 20)}
+    snapshots.take(state)
+    held, let_go = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(held[1], b"!")
+        os.read(let_go[0], 1)
+        os._exit(0)
+    os.read(held[0], 1)
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    snapshots.take(state)
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - faults
+    os.write(let_go[1], b"!")
+    os.waitpid(child, 0)
+    assert faults < 1000

@@ -7,13 +7,13 @@ import re
 import ssl
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from urllib.parse import quote
 
 import orjson
 
 from runtime import __version__
-from runtime.events.syvain.wire import EventError, read_answers
+from runtime.events.syvain.wire import EventError, read_answers, read_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -193,7 +193,7 @@ class MetricsClient:
         except (ValueError, LookupError, TypeError) as error:
             raise Garbled(f"the answer to {name} is not what was expected: {body[:60]!r}") from error
         if failed:
-            _raise(next(iter(read_answers(orjson.dumps([{**reply, "correlationId": ""}]), [""]).values())))
+            _raise(read_error(answer))
         if not isinstance(answer, dict):
             raise Garbled(f"the answer to {name} has no data: {body[:60]!r}")
         return answer
@@ -245,8 +245,7 @@ def _grant(data: Mapping[str, Any]) -> Grant:
     return Grant(experiment_id, token, expires_at_ms, data.get("acceptsTimestampMs") is True)
 
 
-def _raise(error: EventError | None) -> None:
-    assert error is not None
+def _raise(error: EventError) -> NoReturn:
     if error.retryable:
         raise Trouble(f"{error.code}: {error.text}", error.retry_after_s)
     raise Refusal(error.status, error.code, error.text)

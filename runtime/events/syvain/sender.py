@@ -246,6 +246,7 @@ class Sender:
         try:
             answers = self._metrics.write(grant, [line.message_id for line in sent], messages)
         except Refusal as refusal:
+            self._answered_at = self._clock()  # an answer too: a refused heartbeat waits for the next silence
             self._take_refusal(lines, sent, refusal)
             return
         self._answered_at = self._clock()
@@ -264,9 +265,7 @@ class Sender:
             return False
         error = answers[line.message_id]
         if error is not None and not error.retryable:
-            # A start is sent again and again: what counts of it is that it was said once.
-            number = 0 if isinstance(line, StartLine) else 1
-            self._drop(number, error.code, f"{line.message_id}: {error.text}")
+            self._drop([line], error.code, f"{line.message_id}: {error.text}")
             return True
         return error is None
 
@@ -279,15 +278,16 @@ class Sender:
             self._most = len(sent) // 2
         else:
             self._renewed_for = None
-            self._drop(len(sent), refusal.code, f"a request: {refusal}")
+            self._drop(sent, refusal.code, f"a request: {refusal}")
             del lines[: len(sent)]
 
-    def _drop(self, number: int, code: str, what: str) -> None:
+    def _drop(self, lines: Sequence[Line], code: str, what: str) -> None:
         reason = f"refused ({code})"
         if reason not in self._said:
             self._said.add(reason)
             logger.warning("Metrics refuses %s; it is dropped, and so is all that it refuses like this", what)
-        if number:
+        # A start is sent again and again, as the heartbeat: no event of the run is lost with it.
+        if number := sum(not isinstance(line, StartLine) for line in lines):
             self.dropped[reason] += number
 
     def _revoke(self, grant: Grant) -> None:

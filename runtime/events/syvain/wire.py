@@ -30,6 +30,7 @@ __all__ = [
     "decode_line",
     "message",
     "read_answers",
+    "read_error",
     "spool_line",
     "start_line",
 ]
@@ -169,11 +170,11 @@ def read_answers(body: bytes, message_ids: Sequence[str]) -> dict[str, EventErro
     for reply in replies if isinstance(replies, list) else ():
         message_id = reply.get("correlationId") if isinstance(reply, dict) else None
         if isinstance(message_id, str) and message_id in wanted:
-            answers[message_id] = _error(reply.get("data")) if reply.get("event") == _ERROR else None
+            answers[message_id] = read_error(reply.get("data")) if reply.get("event") == _ERROR else None
     return answers
 
 
-def _error(data: object) -> EventError:
+def read_error(data: object) -> EventError:
     """Read an error leniently: its own word on a retry counts, else its status; with neither it is one."""
     fields: dict[str, Any] = data if isinstance(data, dict) else {}
     status, retryable, after_ms = (fields.get(key) for key in ("status", "retryable", "retryAfterMs"))

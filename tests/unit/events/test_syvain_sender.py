@@ -261,3 +261,25 @@ def test_every_event_up_to_a_checkpoint_is_stored_exactly_once(machine, monkeypa
             machine,
             settings=settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True),
         )
+
+
+class RefusingServer(ModelServer):
+    num_asked = 0
+
+    def write(self, *_):
+        self.num_asked += 1
+        raise Refusal(400, "HTTP 400", "")
+
+
+def test_a_refused_heartbeat_waits_for_the_next_silence_and_is_no_lost_event():
+    """It was sent again at once, as fast as the server refused it."""
+    server = RefusingServer()
+    attempt = Attempt("0" * 32, server, [], [])
+    while attempt.now < 100:
+        attempt.step()
+        assert server.num_asked <= 1 + attempt.now / 25
+    assert not attempt.sender.dropped
+    attempt.say(3)
+    while attempt.sender.num_unsent:
+        attempt.step()
+    assert attempt.sender.dropped == {"refused (HTTP 400)": 3}

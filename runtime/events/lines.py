@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import threading
 from collections import Counter, deque
 from typing import TYPE_CHECKING
@@ -25,7 +26,6 @@ __all__ = ["JsonlTarget", "PipeTarget", "mend"]
 logger = logging.getLogger(__name__)
 
 _BEGINNING = b'{"ts_ms":'
-_LONGEST_LINE = 1 << 20
 _PIPE_ROOM = 16 << 20
 
 
@@ -185,29 +185,33 @@ def _check_events(path: Path) -> None:
     """Refuse what is no file of events: mending it could cut off somebody's last line."""
     try:
         with path.open("rb") as file:
-            head = file.read(len(_BEGINNING))
-            tail = _tail(file.fileno(), os.fstat(file.fileno()).st_size)
+            wrong = _no_event(file.read(20)) or _no_event(_tail(file.fileno(), path.stat().st_size))
     except OSError as error:
         raise Rejected(f"--metrics jsonl:{path} cannot be read: {error.strerror}") from error
-    for part in (head, tail):
-        # After a power failure the end of a file may be zeros.
-        if not _BEGINNING.startswith(part[: len(_BEGINNING)].rstrip(b"\0")):
-            raise Rejected(
-                f"--metrics jsonl:{path}: the file holds something else than events"
-                f" (found {part[:20]!r}): choose another path"
-            )
+    if wrong:
+        raise Rejected(
+            f"--metrics jsonl:{path}: the file holds something else than events"
+            f" (found {wrong[:20]!r}): choose another path"
+        )
+
+
+def _no_event(part: bytes) -> bytes:
+    """Return `part` where no event begins like it; after a power failure the end of a file may be zeros."""
+    return b"" if _BEGINNING.startswith(part[: len(_BEGINNING)].rstrip(b"\0")) else part
 
 
 def _tail(fd: int, size: int) -> bytes:
     """Return what follows the last line feed; empty when the file ends in one."""
-    tail = b""
-    while size > len(tail) <= _LONGEST_LINE:
-        start = max(0, size - len(tail) - 65_536)
-        tail = os.pread(fd, size - len(tail) - start, start) + tail
-        feed = tail.rfind(b"\n")
+    parts: list[bytes] = []
+    while size > 0:
+        start = max(0, size - 65_536)
+        block = os.pread(fd, size - start, start)
+        feed = block.rfind(b"\n")
+        parts.append(block[feed + 1 :])
         if feed >= 0:
-            return tail[feed + 1 :]
-    return tail
+            break
+        size = start
+    return b"".join(reversed(parts))
 
 
 def _is_object(line: bytes) -> bool:
@@ -231,7 +235,10 @@ def _append(fd: int, data: bytes) -> None:
 def _write_whole(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # who shares our standard output may have made it one that does not wait
+            select.select([], [fd], [])
 
 
 def _sync_directory(directory: Path) -> None:

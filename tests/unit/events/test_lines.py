@@ -1,6 +1,7 @@
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,12 @@ def test_zeros_that_a_power_failure_left_are_cut(tmp_path):
     assert path.read_bytes() == whole + OPEN_AGAIN.encode()
 
 
-def test_a_torn_line_longer_than_one_read_is_cut(tmp_path):
+@pytest.mark.parametrize("torn", [Open(1, "r", "x" * 200_000, {}).encode()[:-4], bytes(3 << 20)])
+def test_a_torn_line_longer_than_one_read_is_cut_whole(tmp_path, torn):
+    """A power failure may leave more zeros than any line is long: what stayed of them would tear the next."""
     path = tmp_path / "run.jsonl"
     whole = b"".join(event.encode() for event in RECORDS)
-    path.write_bytes(whole + Open(1, "r", "x" * 200_000, {}).encode()[:-4])
+    path.write_bytes(whole + torn)
     target = JsonlTarget(path)
     target.check()
     write(target, OPEN_AGAIN)
@@ -179,6 +182,23 @@ def test_a_pipe_gets_every_line_flushed_with_its_hand_over():
     stream.close(timeout_s=5)
     assert strict_lines(os.read(reader, 65_536))[0]["kind"] == "done"
     assert os.read(reader, 1) == b"", "the stream lets go of the pipe"
+    os.close(reader)
+
+
+def test_a_standard_output_that_does_not_wait_is_waited_for():
+    """Whoever shares our standard output may have set O_NONBLOCK on it: a full pipe is then no failure."""
+    reader, target = pipe()
+    os.set_blocking(target._fd, False)
+    big = Open(1, "my-run", "x" * 300_000, {})
+    write(target, big)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(target.close, 10)
+        received = b""
+        while block := os.read(reader, 65_536):
+            received += block
+        closing.result()
+    assert received == big.encode()
+    assert not target.dropped
     os.close(reader)
 
 

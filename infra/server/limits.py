@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -28,7 +28,6 @@ __all__ = [
 
 V = TypeVar("V")
 
-_MAX_NESTING = 128  # what the most generous of the public clients lets through
 _MAX_MESSAGE_ID_BYTES = 256
 
 
@@ -97,7 +96,8 @@ def compact_object(value: Mapping[str, Any], *, field: str) -> str:
     Raises:
         Refused: The object is too large or nested too deeply, or holds what strict JSON cannot say.
     """
-    _check_strict(value, field, 0)
+    check(partial(limits.check_nesting, field), value)
+    _check_strict(value, field)
     text = _encoded(value, field)
     size = len(text)
     if size > limits.MAX_METADATA_BYTES:
@@ -126,14 +126,12 @@ def _encoded(value: Mapping[str, Any], field: str) -> bytes:
         raise Refused("invalid_event", f"{field}: {error}") from error
 
 
-def _check_strict(value: Any, field: str, depth: int) -> None:
-    if depth > _MAX_NESTING:
-        raise Refused("limit_exceeded", f"{field} nests at most {_MAX_NESTING} deep")
+def _check_strict(value: Any, field: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise Refused("invalid_event", f"{field} must hold finite numbers, got {value}")
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in items:
-        _check_strict(item, field, depth + 1)
+        _check_strict(item, field)
 
 
 def _whole_floats(value: Any) -> Any:

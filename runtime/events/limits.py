@@ -6,7 +6,7 @@ Lengths of texts are counted in UTF-16 units, as JavaScript counts them; sizes i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import orjson
 
@@ -16,18 +16,18 @@ __all__ = [
     "MAX_DESCRIPTION_UNITS",
     "MAX_ERROR_UNITS",
     "MAX_METADATA_BYTES",
+    "MAX_METRIC_VALUE_BYTES",
     "MAX_NESTING",
     "MAX_SLUG_UNITS",
     "MAX_STEP",
     "MAX_TIMESTAMP_MS",
     "check_annotation",
-    "check_annotation_metadata",
     "check_description",
     "check_error",
     "check_metric",
     "check_metric_metadata",
     "check_metric_name",
-    "check_open_metadata",
+    "check_nesting",
     "check_slug",
     "check_step",
     "check_timestamp_ms",
@@ -43,7 +43,10 @@ MAX_ANNOTATION_UNITS = 16_000
 MAX_ERROR_UNITS = 8_000
 MAX_METADATA_BYTES = 65_536
 """Of an experiment's and of an annotation's metadata as compact JSON; an annotation's includes its `step`."""
-MAX_NESTING = 100
+MAX_NESTING = 128
+"""How deep metadata nests: what the most generous of the public clients lets through."""
+MAX_METRIC_VALUE_BYTES = 512
+"""Of one value of a metric's metadata, such as the name of a stage."""
 MAX_STEP = 2**53 - 2
 MAX_TIMESTAMP_MS = 2**53 - 1
 MAX_BATCH_EVENTS = 1_000
@@ -52,7 +55,6 @@ _MAX_NAME_BYTES = 256
 _MAX_NAME_IN_URL = 512
 _MAX_METRIC_KEYS = 32
 _MAX_METRIC_KEY_BYTES = 128
-_MAX_METRIC_VALUE_BYTES = 512
 _MAX_METRIC_METADATA_BYTES = 4_096
 
 _PRINTABLE = re.compile(r"[ -~]+")
@@ -91,7 +93,7 @@ def check_metric_metadata(metadata: Mapping[str, str]) -> None:
         raise ValueError(f"a metric's metadata takes at most {_MAX_METRIC_KEYS} keys, got {len(metadata)}")
     for key, value in metadata.items():
         _check_bytes("a key of a metric's metadata", key, _MAX_METRIC_KEY_BYTES)
-        _check_bytes(f"metadata {_short(key)} of a metric", value, _MAX_METRIC_VALUE_BYTES)
+        _check_bytes(f"metadata {_short(key)} of a metric", value, MAX_METRIC_VALUE_BYTES)
     size = len(orjson.dumps(dict(metadata)))
     if size > _MAX_METRIC_METADATA_BYTES:
         raise ValueError(
@@ -129,14 +131,13 @@ def check_error(text: str) -> None:
     _check_units("an error", text, least=1, most=MAX_ERROR_UNITS)
 
 
-def check_open_metadata(metadata: Mapping[str, object]) -> None:
-    """Refuse an experiment's metadata above 65,536 bytes of compact JSON, or nested deeper than 100."""
-    _check_metadata("an experiment's metadata", metadata)
-
-
-def check_annotation_metadata(metadata: Mapping[str, object]) -> None:
-    """Refuse an annotation's metadata (its `step` included) above 65,536 bytes, or nested deeper than 100."""
-    _check_metadata("an annotation's metadata", metadata)
+def check_nesting(what: str, value: object) -> None:
+    """Refuse mappings and lists that nest deeper than 128; the error calls them `what`."""
+    depth, level = 0, [value]
+    while level := [inner for item in level for inner in _inside(item)]:
+        depth += 1
+        if depth > MAX_NESTING:
+            raise ValueError(f"{what} nests at most {MAX_NESTING} deep, got more")
 
 
 def utf16_units(text: str) -> int:
@@ -186,27 +187,10 @@ def compact(value: object) -> bytes:
         raise ValueError(f"{_short(value)} is not JSON: {error}") from error
 
 
-def _check_metadata(what: str, metadata: Mapping[str, object]) -> None:
-    depth = _nesting(metadata)
-    if depth > MAX_NESTING:
-        raise ValueError(f"{what} nests at most {MAX_NESTING} deep, got {depth}")
-    size = len(compact(dict(metadata)))
-    if size > MAX_METADATA_BYTES:
-        raise ValueError(f"{what} takes at most {MAX_METADATA_BYTES:,} bytes of compact JSON, got {size:,}")
-
-
-def _nesting(value: object) -> int:
-    deepest, level = 0, [value]
-    while level:
-        deepest += 1
-        inner: list[object] = []
-        for item in level:
-            if isinstance(item, Mapping):
-                inner += item.values()
-            elif isinstance(item, list | tuple):
-                inner += item
-        level = inner
-    return deepest - 1
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _check_integer(what: str, value: int, most: int) -> None:

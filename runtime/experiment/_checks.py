@@ -6,15 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import Rejected
+from runtime.events.limits import MAX_METRIC_VALUE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 MAX_INT = 2**63 - 1
 """The largest integer that every reader of the identity holds exactly as JSON."""
-
-MAX_NAME_BYTES = 512
-"""A stage's or an evaluation's name is a metadata value, and Metrics takes no longer one."""
 
 
 def shown(value: object) -> str:
@@ -55,8 +53,8 @@ def check_name(field: str, value: object) -> None:
         size_bytes = len(value.encode())
     except UnicodeEncodeError:
         raise Rejected(f"{field} must be valid Unicode, got a lone surrogate in {shown(value)}") from None
-    if size_bytes > MAX_NAME_BYTES:
-        raise Rejected(f"{field} must be at most {MAX_NAME_BYTES} bytes long, got {size_bytes}")
+    if size_bytes > MAX_METRIC_VALUE_BYTES:
+        raise Rejected(f"{field} must be at most {MAX_METRIC_VALUE_BYTES} bytes long, got {size_bytes}")
 
 
 def check_one_of(field: str, value: object, accepted: Collection[str]) -> None:

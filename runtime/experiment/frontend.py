@@ -13,7 +13,7 @@ from runtime import __version__
 from runtime.errors import Rejected, RunError, Unavailable
 from runtime.events.identity import Identity
 from runtime.events.kinds import Json, plain
-from runtime.experiment._checks import is_finite, shown
+from runtime.experiment._checks import MAX_INT, is_finite, shown
 from runtime.experiment.imports import LocalModules
 from runtime.experiment.knobs import bind, read_knobs, read_variants
 from runtime.experiment.manifest import core_source, describe_run, standard_sources
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = ["Loaded", "load_experiment"]
-
-MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +166,7 @@ def _check_reserved(knobs: Any) -> int:
         if getattr(knobs, name, 1) < 1:
             raise Rejected(f"the knob {name} must be at least 1, got {getattr(knobs, name)}")
     seed = getattr(knobs, "seed", 0)
-    if type(seed) is not int or not 0 <= seed <= MAX_SEED:
+    if type(seed) is not int or not 0 <= seed <= MAX_INT:
         raise Rejected(f"the knob seed must be an integer from 0 to 2^63-1, got {shown(seed)}")
     return seed
 

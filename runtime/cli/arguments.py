@@ -22,8 +22,8 @@ environment:
   SEXPGPU_METRICS          targets when there is no --metrics, separated by spaces
   AWS_ENDPOINT_URL         the S3 server of an s3:// location, with AWS_ACCESS_KEY_ID,
                            AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_PROFILE
-  SYVAIN_METRICS_HOST      the Metrics server of the target syvain
-  SYVAIN_METRICS_API_KEY   and its key
+  O41_METRICS_HOST         the Metrics server of the target syvain, with its key O41_METRICS_API_KEY;
+                           SYVAIN_METRICS_HOST and SYVAIN_METRICS_API_KEY are their older names
   SLUGLINE_LIFELINE_FD     set by a flow: the pipe whose end asks the run to end
 
 exit codes:

@@ -22,12 +22,12 @@ __all__ = ["check"]
 def check(request: RunRequest, environ: Mapping[str, str]) -> str:
     """Do everything up to step 0 and return what `sexpgpu check` prints: a table, or JSON if asked.
 
-    The file is loaded, its model made, batch 0 of every loader drawn; the targets and the location are
-    looked at as far as that touches nothing.
+    The file is loaded, its model made, batch 0 of every loader drawn; the targets are looked at as far as
+    that touches nothing, and the checkpoint that a run would go on from is read.
 
     Raises:
-        Rejected: a mistake in the file or in a flag.
-        Unavailable: a file that the experiment reads is missing on this host.
+        Rejected: a mistake in the file or in a flag, or a location where this run cannot go on.
+        Unavailable: the location cannot be reached, or a file that the experiment reads is missing here.
     """
     _check_places(request, environ)
     loaded = request.load()
@@ -45,7 +45,7 @@ def _check_places(request: RunRequest, environ: Mapping[str, str]) -> None:
     if request.location is not None:
         from runtime.checkpoints.location import open_location
 
-        open_location(request.location, environ)
+        open_location(request.location, environ).find(slug=request.slug, resume=request.resume)
 
 
 @dataclass(frozen=True, slots=True)

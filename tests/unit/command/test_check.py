@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.checkpoints.location import open_location
 from runtime.cli.arguments import parse_arguments
 from runtime.cli.check import check
 from runtime.cli.request import read_request
@@ -102,6 +103,7 @@ def test_a_loader_that_cannot_be_trained_on_is_refused(tmp_path: Path, old: str,
         (["--folder", "/x"], "--folder /x has no effect without Metrics"),
         (["--metrics", "stdout", "--metrics", "stdout"], "--metrics stdout stands there twice"),
         (["--location", "{root}/small.py"], "small.py is a file"),
+        (["--slug", "s", "--location", "{root}/c", "--resume", "4"], "no checkpoint of step 4 at"),
     ],
 )
 def test_places_are_looked_at_as_far_as_that_touches_nothing(tmp_path: Path, flags: list[str], message: str):
@@ -109,3 +111,12 @@ def test_places_are_looked_at_as_far_as_that_touches_nothing(tmp_path: Path, fla
         checked(tmp_path, *(flag.format(root=tmp_path) for flag in flags))
     assert message in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["small.py"]
+
+
+def test_a_location_that_holds_another_run_is_refused_before_anybody_trains(tmp_path: Path):
+    location = open_location(str(tmp_path / "kept"), {})
+    location.claim(location.find(slug="mine"), session="0" * 32)
+    flags = ["--location", str(tmp_path / "kept"), "--slug"]
+    with pytest.raises(Rejected, match="holds the run of slug mine, not other"):
+        checked(tmp_path, *flags, "other")
+    assert checked(tmp_path, *flags, "mine").startswith("entry ")

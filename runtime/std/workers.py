@@ -91,10 +91,7 @@ class _Worker:
 
     def receive(self) -> Batch:
         index = self.requested.pop(0)
-        try:
-            batch, failure = _receive(self.connection)
-        except (EOFError, OSError) as error:
-            raise self._died() from error
+        batch, failure = self._next_answer()
         if failure is not None:
             failed = RuntimeError(f"a loader worker failed at batch {index}: {failure[0]}")
             failed.add_note(failure[1])
@@ -102,9 +99,15 @@ class _Worker:
         return batch  # type: ignore[no-any-return] # pickle has no types
 
     def drain(self) -> None:
-        for _ in self.requested:
-            _receive(self.connection)
-        self.requested.clear()
+        while self.requested:
+            self.requested.pop()
+            self._next_answer()
+
+    def _next_answer(self) -> Any:
+        try:
+            return _receive(self.connection)
+        except (EOFError, OSError) as error:
+            raise self._died() from error
 
     def _died(self) -> RuntimeError:
         self.process.join(timeout=1)

@@ -96,12 +96,15 @@ def test_an_error_of_the_loader_is_raised_here_with_its_traceback():
     assert workers.batch(14).data["index"] == 14
 
 
-def test_a_killed_worker_is_an_error_that_says_so():
-    workers = Workers(Noisy(), processes=1, ahead=1)
+@pytest.mark.parametrize("index", [1, 40])
+def test_a_killed_worker_is_an_error_that_says_so_also_at_a_jump(index: int):
+    workers = Workers(Noisy(), processes=1)
     workers.batch(0)
     os.kill(pids(workers)[0], signal.SIGKILL)
+    wait_for(lambda: not lives(pids(workers)[0]))
     with pytest.raises(RuntimeError, match="ended with exit code -9"):
-        workers.batch(1)
+        for upcoming in range(index, index + 4):  # what was drawn ahead may still be received
+            workers.batch(upcoming)
 
 
 def test_workers_end_with_the_last_reference():

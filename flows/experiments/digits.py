@@ -3,7 +3,7 @@
 sexpgpu run flows/experiments/digits.py
 """
 
-# ruff: noqa: N806 - tensors carry their shape: B batch, T time, V vocabulary, P pixels, C classes
+# Shapes: B batch, P pixels, C classes.
 
 from dataclasses import dataclass
 

@@ -4,7 +4,7 @@ It learns from the standard library's own source, which every machine with Pytho
     sexpgpu run flows/experiments/python_lm.py --variant tiny
 """
 
-# ruff: noqa: N806 - tensors carry their shape: B batch, T time, V vocabulary, P pixels, C classes
+# Shapes: B batch, T time, V vocabulary.
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,6 +1,6 @@
 """Scikit-learn's handwritten digits: 1,797 pictures of 8 x 8, small enough to train on in seconds."""
 
-# ruff: noqa: N806 - tensors carry shape suffixes
+# Shapes: N pictures of 64 pixels.
 
 from __future__ import annotations
 

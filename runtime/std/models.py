@@ -4,8 +4,6 @@ Shapes: B batch, T time (bytes of a window), V vocabulary, D width, H heads, K w
 P pixels of a picture, S its side, R half of it, N channels, C classes.
 """
 
-# ruff: noqa: N803, N806 - tensors carry shape suffixes
-
 from __future__ import annotations
 
 import torch

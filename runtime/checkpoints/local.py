@@ -139,7 +139,11 @@ class LocalStore:
                         "continue or end the stopped process that has it open"
                     )
                 time.sleep(0.005)
-            yield
+            try:
+                yield
+            finally:
+                # Closing would not do: a loader's worker that was forked meanwhile holds the same open file.
+                fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:

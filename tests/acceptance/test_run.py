@@ -538,7 +538,8 @@ def test_an_older_attempt_that_wakes_up_is_superseded_and_publishes_nothing(
     unbroken = SmallRun(forge, tmp_path / "unbroken")
     unbroken.go()
     flags = ("--steps", "12")
-    zombie = small.start(*flags, calls=CallPlan(call=UPDATE, at=7, signum=signal.SIGSTOP))
+    # Before its first save: one that is stopped while it holds the record's lock holds up everybody.
+    zombie = small.start(*flags, calls=CallPlan(call=UPDATE, at=3, signum=signal.SIGSTOP))
     wait_until(lambda: _is_stopped(zombie.pid), within_s=30, poll_s=0.01)
     newer = SmallRun(forge, small.folder, location=small.location)
     newer.go()

@@ -186,6 +186,7 @@ def test_down_while_a_save_fails_too_the_next_checkpoint_carries_what_that_one_w
     hold(run, 10)
     dying = run.start(env={**down(server), **QUICK_RETRIES}, calls=CallPlan(call=PUBLISHED))
     wait_until(lambda: "checkpoint of step 5 is not stored" in dying.said, within_s=40)
+    wait_until(lambda: "step-00000005" not in " ".join(bucket.keys()), within_s=40, what="it is cleared up")
     let_go(run, 7)
     assert dying.wait() == -signal.SIGKILL, dying.said
     assert failing.hits >= 6

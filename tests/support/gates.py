@@ -67,9 +67,10 @@ def record(run: SmallRun) -> RunRecord | None:
 
 def await_checkpoint(run: SmallRun, step: int, *, within_s: float = _WITHIN_S) -> None:
     """Wait until the record names a checkpoint of `step`."""
+    location = open_location(run.location, run.env)
 
     def stands() -> bool:
-        found = record(run)
+        found = location.record()
         return found is not None and any(entry.step == step for entry in found.checkpoints)
 
     wait_until(stands, within_s=within_s, poll_s=0.02, what=f"no checkpoint of step {step}")

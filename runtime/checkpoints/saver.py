@@ -133,9 +133,9 @@ class Saver:
         """
         if self._save is not None and not self._save.tidied.is_set():
             return False
-        self._attempt.check()
         text = encode_json(dict(data))
         layout, started_s = self._snapshots.take(tensors)
+        self._attempt.check()  # after the copy: what it starts in the background would slow that down
         self._saves += 1
         self._save = _Save(
             step=step,

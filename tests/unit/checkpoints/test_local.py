@@ -1,6 +1,8 @@
 import errno
 import fcntl
+import mmap
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -47,6 +49,40 @@ def test_no_space_at_byte_n_leaves_the_old_object_and_nothing_half_written(store
         pytest.raises(Unavailable, match="File too large; free some space"),
     ):
         store.put("key", bytes(100_000))
+    assert store.get("key")[0] == b"old"
+    assert [found.key for found in store.list()] == ["key"]
+
+
+def paged(size_bytes):
+    """Memory that begins at a page, as a checkpoint's shards do."""
+    memory = mmap.mmap(-1, size_bytes)
+    memory.write(random.Random(size_bytes).randbytes(size_bytes))
+    return memoryview(memory)
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 20, (1 << 20) + 1, (3 << 20) - 1, 5_000_000])
+@pytest.mark.parametrize("offset", [0, 4096, 17])
+def test_large_data_goes_past_the_page_cache_and_is_whole(store, size_bytes, offset):
+    data = paged(size_bytes + offset)[offset:]
+    store.put("key", data)
+    assert store.get("key")[0] == data
+
+
+def test_a_file_system_without_direct_writes_is_written_as_any(store, monkeypatch):
+    def refuse(descriptor, data):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "write", refuse)
+    data = paged(2 << 20)
+    store.put("key", data)
+    assert store.get("key")[0] == data
+
+
+@pytest.mark.parametrize("size_bytes", [4095, 4096, 1_000_000, 2 << 20])
+def test_no_space_in_the_middle_of_direct_writes_leaves_the_old_object(store, size_bytes):
+    store.put("key", b"old")
+    with no_file_grows_beyond(size_bytes), pytest.raises(Unavailable, match="File too large"):
+        store.put("key", paged(3 << 20))
     assert store.get("key")[0] == b"old"
     assert [found.key for found in store.list()] == ["key"]
 

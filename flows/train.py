@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import State  # noqa: TC002 - Prefect reads 
 from prefect.exceptions import Abort, TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Completed, Crashed, Failed
 
 from flows.assignment import Assignment, assign
 from flows.background import Every
@@ -62,7 +62,8 @@ def attempt(number: int, run: Callable[[], Ended]) -> State[Any]:  # noqa: ARG00
     ended = run()
     if ended.ending is Ending.DONE:
         return Completed(message=describe(ended))
-    return Failed(name=ended.ending.capitalize(), message=describe(ended))
+    kind = Crashed if ended.ending is Ending.INTERRUPTED else Failed
+    return kind(name=ended.ending.capitalize(), message=describe(ended))
 
 
 def keep_run(parameters: TrainParameters, command: CommandOf) -> State[Any]:

@@ -104,8 +104,17 @@ class PrefectStack:
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 # It ends with the test process, should that be killed before it can close the stack.
-                [sys.executable, "-I", "-S", child.__file__, "exec", str(os.getpid())]
-                + [sys.executable, "-P", *arguments],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    child.__file__,
+                    "exec",
+                    str(os.getpid()),
+                    sys.executable,
+                    "-P",
+                    *arguments,
+                ],
                 env=self.env(),
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,

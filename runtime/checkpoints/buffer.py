@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ __all__ = ["HostBuffer"]
 
 STRIDE_BYTES = 64 << 20  # touched between two looks at whether anybody still wants it
 MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it yet
+
+
+_log = logging.getLogger(__name__)
 
 
 class HostBuffer:
@@ -33,6 +37,7 @@ class HostBuffer:
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         self.view = memoryview(self._map)
         self._pin = pin
+        self._pinned = False
 
     def touch(self, unwanted: Callable[[], bool] = lambda: False) -> None:
         """Make all pages real, and for a GPU fast to copy to; stop early when `unwanted`."""
@@ -43,7 +48,12 @@ class HostBuffer:
         if self._pin:
             cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no annotation here
             status = cuda.cudaHostRegister(self.tensor.data_ptr(), self.size_bytes, 0)
-            assert int(status) == 0, f"cudaHostRegister failed with {status}"
+            self._pinned = int(status) == 0
+            if not self._pinned:
+                _log.warning(
+                    "checkpoints are copied off the GPU unpinned, and slower: cudaHostRegister says %s",
+                    status,
+                )
 
     def populate(self, start: int, size_bytes: int) -> None:
         """Make the pages from `start`, a multiple of the page size, real; their content is undefined."""
@@ -54,6 +64,6 @@ class HostBuffer:
 
     def close(self) -> None:
         """Undo the pinning; the memory goes with its last tensor."""
-        if self._pin:
+        if self._pinned:
             cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no annotation here
             cuda.cudaHostUnregister(self.tensor.data_ptr())

@@ -30,7 +30,10 @@ def check(request: RunRequest, environ: Mapping[str, str]) -> str:
         Unavailable: the location cannot be reached, or a file that the experiment reads is missing here.
     """
     _check_places(request, environ)
+    from runtime.training.prepared import Prepared
+
     loaded = request.load()
+    Prepared(loaded)
     drawn = _Drawn.of(loaded)
     if request.json:
         return json.dumps(loaded.identity.metadata(), ensure_ascii=False)

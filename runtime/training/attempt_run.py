@@ -217,8 +217,6 @@ class AttemptRun:
             sys.stdout.write(json.dumps(asdict(line), ensure_ascii=False, separators=(",", ":")) + "\n")
             sys.stdout.flush()
         _log.info("%s: %s at step %d", self._request.slug, status, self._position.step)
-        sys.stderr.flush()
-        self._interrupts.leave_group()
         return code
 
     def _write_end(self, status: str, code: int) -> int:

@@ -12,6 +12,7 @@ import math
 import os
 import selectors
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -123,7 +124,14 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the handlers back. After a signal they stay, and the bound too, until the process is gone."""
+        """Give the handlers back. After a signal they stay, and the bound too, until the process is gone.
+
+        After a lost life line everything that this attempt started ends here, this process included.
+        """
+        if self._lifeline_lost:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self._kill_group()
         if self.pending is not None:
             return
         self._restore()
@@ -163,11 +171,6 @@ class Interrupts:
     def time_left_s(self) -> float:
         """How long what follows a save may take: without end while no signal is pending."""
         return max(0.0, self._deadline() - self._clock() - _RESERVE_S / 2)
-
-    def leave_group(self) -> None:
-        """After a lost life line: end everything that this attempt started, this process included."""
-        if self._lifeline_lost:
-            self._kill_group()
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         if self.pending is None:

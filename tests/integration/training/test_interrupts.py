@@ -205,7 +205,6 @@ def test_the_end_of_the_life_line_is_a_sigterm_and_then_the_group_dies():
             until(interrupts.asked)
             say(interrupts.signal_name)
             say(interrupts.give_up.is_set())
-            interrupts.leave_group()
         """,
         pass_fds=[reader],
     ) as process:

@@ -1,0 +1,1 @@
+"""What stands beside a run: the Metrics server and its pages, the local stack, deployment files."""

@@ -110,6 +110,11 @@ def test_no_page_names_what_is_not_in_the_repository():
             assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
+def test_every_page_is_linked_from_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    assert not {page.name for page in pages()[1:] if f"(docs/{page.name}" not in readme}
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

@@ -30,7 +30,7 @@ VERSION = 1
 TRIES = 50
 
 
-class TooBusy(RunError):  # noqa: N818 - what happened
+class TooBusy(RunError):
     """The ledger changed under every one of our tries."""
 
 

@@ -107,7 +107,7 @@ class _Found:
     ledger: Ledger | None
 
 
-class _Taken(Exception):  # noqa: N818 - what happened, not a fault
+class _Taken(Exception):
     """Another rescuer is at it."""
 
 

@@ -21,7 +21,7 @@ __all__ = ["DataDir", "Unusable", "write_credentials"]
 _CLIENTS = ("syvain-metrics", "o41-metrics")
 
 
-class Unusable(Exception):  # noqa: N818 - one line for whoever started the server
+class Unusable(Exception):
     """The server cannot start as it was asked to. The text is one line."""
 
 

@@ -41,7 +41,7 @@ _STATUS = {
 }
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer, not a failure
+class Refused(Exception):
     """One request or one event is refused; whatever else it came with goes on.
 
     `code` is one of a fixed list and decides the HTTP status. `retry_after_s` unset means that waiting

@@ -54,7 +54,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 Signature = tuple[tuple[str, torch.dtype, torch.Size], ...]
 
 
-class Damaged(Exception):  # noqa: N818  (what a checkpoint is)
+class Damaged(Exception):
     """A checkpoint that is not what its record and manifest say; the text says in what."""
 
 

@@ -60,7 +60,7 @@ class Published:
     published_ms: int
 
 
-class _Abandoned(Exception):  # noqa: N818  (nobody's fault)
+class _Abandoned(Exception):
     """Nobody waits for this save any more."""
 
 

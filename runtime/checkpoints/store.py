@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["Conflict", "Missing", "Object", "Store", "Truncated", "require_conditional_writes"]
 
 
-class Missing(LookupError):  # noqa: N818  (a fact about the object)
+class Missing(LookupError):
     """No object of that key."""
 
 
-class Conflict(Exception):  # noqa: N818  (what happened, not a fault: somebody else was first)
+class Conflict(Exception):
     """The object is not what the caller said it is: somebody else wrote first."""
 
 
-class Truncated(Exception):  # noqa: N818  (a fact about the object)
+class Truncated(Exception):
     """The stored object is shorter or longer than its reader expects: it is damaged, not out of reach."""
 
 

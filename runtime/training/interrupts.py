@@ -45,7 +45,7 @@ _RESERVE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Interrupted(Exception):  # noqa: N818 - no error: somebody asked for it
+class Interrupted(Exception):
     """A signal came before the run was claimed; `exit_code` is 128 plus its number."""
 
     def __init__(self, signum: int) -> None:

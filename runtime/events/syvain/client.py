@@ -29,7 +29,7 @@ _TRANSIENT = {408, 425, 429}
 _GZIP_FROM_BYTES = 1_024
 
 
-class Trouble(Exception):  # noqa: N818 (nobody's error: the same request may well do later)
+class Trouble(Exception):
     """Metrics could not be reached or could not answer now. `retry_after_s` unset: it did not say."""
 
     def __init__(self, text: str, retry_after_s: float | None = None) -> None:
@@ -41,7 +41,7 @@ class Garbled(Trouble):
     """The answer was a success, and its body was not what the protocol says."""
 
 
-class Refusal(Exception):  # noqa: N818 (see Trouble)
+class Refusal(Exception):
     """Metrics will not take this request, however often it is sent."""
 
     def __init__(self, status: int | None, code: str, text: str) -> None:

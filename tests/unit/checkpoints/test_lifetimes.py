@@ -15,7 +15,7 @@ from tests.support.checkpoints import NOTHING_UNSENT, SLUG, begin, same, saver_o
 from tests.support.faults import FaultPlan, FaultyStore
 
 
-class Killed(Exception):  # noqa: N818  (what happened)
+class Killed(Exception):
     """What stands for SIGKILL: nothing that comes after it reaches the store."""
 
 

@@ -19,7 +19,7 @@ def host(tmp_path, count: int = 2) -> Host:
     return Host.from_environment({"SLUGLINE_GPUS": str(count), "SLUGLINE_GPU_LOCKS": str(tmp_path / "locks")})
 
 
-class Waited(Exception):  # noqa: N818 - what happened
+class Waited(Exception):
     """Raised in place of waiting."""
 
 

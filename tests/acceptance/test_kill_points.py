@@ -224,21 +224,22 @@ def kill_in_the_store_then_resume(run: SmallRun, unbroken: Unbroken, plan: Fault
 
 
 def test_200_signals_at_random_moments_repeat_nothing_and_lose_nothing(forge: Forge, tmp_path: Path):
-    """One run of many attempts: each gets SIGTERM or SIGINT somewhere between its first line and its end."""
-    flags = ("--steps", "1500", "--eval-every", "40", "--knob", "checkpoint_every=30")
+    """Each attempt gets SIGTERM or SIGINT somewhere between its first line and its end; two at a time."""
+    flags = ("--steps", "300", "--eval-every", "40", "--knob", "checkpoint_every=30")
     unbroken = Unbroken(SmallRun(forge, tmp_path / "unbroken", flags=flags))
-    moments = random.Random(17)
-    run = SmallRun(forge, tmp_path / "signalled", flags=flags)
-    codes: list[int] = []
-    while len(codes) < 200:
-        attempt = run.start()
-        signum = moments.choice([signal.SIGTERM, signal.SIGINT])
-        time.sleep(moments.uniform(0, 0.3))  # the moment is what is random here
-        attempt.signal(signum)
-        codes.append(attempt.wait())
-        assert codes[-1] in {128 + signum, 0, -signum}, attempt.err.read_text()
-        if codes[-1] == 0:
-            break
-    run.go()
-    run.outcome().assert_equals(unbroken.outcome)
-    assert story(run) == unbroken.story
+    moments, num_hit, number = random.Random(17), 0, 0
+    while num_hit < 200:
+        number += 1
+        going = [SmallRun(forge, tmp_path / f"{number}-{one}", flags=flags) for one in range(2)]
+        runs = list(going)
+        while going:
+            attempts = [run.start() for run in going]
+            signum = moments.choice([signal.SIGTERM, signal.SIGINT])
+            time.sleep(moments.uniform(0, 0.3))  # the moment is what is random here
+            num_hit += sum(attempt.signal(signum) for attempt in attempts)
+            codes = [attempt.wait() for attempt in attempts]
+            assert set(codes) <= {128 + signum, 0, -signum}, attempts[0].err.read_text()
+            going = [run for run, code in zip(going, codes, strict=True) if code]
+        for run in runs:
+            run.outcome().assert_equals(unbroken.outcome)
+            assert story(run) == unbroken.story

@@ -89,9 +89,13 @@ class ForkedRun:
         """What is on its standard error by now."""
         return self.err.read_text() if self.err.exists() else ""
 
-    def signal(self, signum: int) -> None:
-        """Signal the run's process, which is its group's leader."""
-        os.kill(self.pid, signum)
+    def signal(self, signum: int) -> bool:
+        """Signal the run's process, which is its group's leader; say whether it was still there."""
+        try:
+            os.kill(self.pid, signum)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 class Forge:

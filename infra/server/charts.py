@@ -11,13 +11,13 @@ import numpy as np
 from infra.server.store import series
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from sqlalchemy import Connection
 
     from infra.server.store.series import Points, Series
 
-__all__ = ["PointCache", "buckets", "newest_copies"]
+__all__ = ["PointCache", "buckets", "newest_copies", "own_copies"]
 
 
 class PointCache:
@@ -70,6 +70,18 @@ def newest_copies(points: Points, ranks: Mapping[int, int]) -> Points:
     steps = points.steps[order]
     last_of_step = np.append(steps[1:] != steps[:-1], [True])
     return points.take(order[last_of_step])
+
+
+def own_copies(points: Points, numbers: Mapping[int, int]) -> Iterator[tuple[int, Points]]:
+    """Yield the number and the curve of each attempt that wrote points; `numbers` gives that of each session.
+
+    What a killed attempt wrote and the next one wrote again is in both their curves.
+    """
+    latest = max(numbers.values(), default=0)
+    sessions, which = np.unique(points.sessions, return_inverse=True)
+    number = np.array([numbers.get(int(one), latest) for one in sessions], dtype=np.int64)[which]
+    for one in np.unique(number):
+        yield int(one), newest_copies(points.take(number == one), {})
 
 
 def buckets(curve: Points, width: int) -> dict[str, Any]:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from infra.server.api.context import store_of, viewer_of
-from infra.server.charts import PointCache, buckets, newest_copies
+from infra.server.charts import PointCache, buckets, newest_copies, own_copies
 from infra.server.refusals import Refused
 from infra.server.store import experiments, series, sessions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from sqlalchemy import Connection
+
+    from infra.server.store.series import Points, Series
+
+    Shown = Sequence[tuple[Series, Points]]
+    Curves = Iterator[tuple[dict[str, Any], Points]]
 
 __all__ = ["router"]
 
 router = APIRouter()
-_MAX_PARTITIONS = 50
+_MAX_CURVES = 50
 
 
 @router.get("/api/experiments/{experiment_id}/chart")
@@ -27,26 +34,42 @@ async def chart(
     experiment_id: str,
     metric: Annotated[str, Query(max_length=256)],
     width: Annotated[int, Query(ge=1, le=4000)] = 800,
+    copies: Literal["newest", "all"] = "newest",
 ) -> Response:
-    """Return each partition's curve, the newest attempt's: min, max and last of every bucket of steps."""
+    """Return the curves of a metric: min, max and last of every bucket of steps.
+
+    One a partition, the newest attempt's copy of each step; with `copies=all` one an attempt that wrote it.
+    """
     organisation = await viewer_of(request)
     cache: PointCache = request.app.state.point_cache
 
     def read(connection: Connection) -> bytes:
         row = experiments.find(connection, organisation.id, experiment_id)
-        return _chart(connection, cache, row.id, metric, width)
+        found = list(series.of_experiment(connection, row.id, [metric]))
+        if not found:
+            raise Refused("metric_not_found", "the experiment has no metric of this name")
+        shown = [(one, cache.read(connection, one)) for one in found[:_MAX_CURVES]]
+        draw = _newest if copies == "newest" else _of_each_attempt
+        curves = [
+            {**head, "first": curve.steps[0], **buckets(curve, width)}
+            for head, curve in draw(connection, row.id, shown)
+        ]
+        count = len(curves) + len(found) - len(shown)
+        body = {"metric": metric, "partitions": curves[:_MAX_CURVES], "partitionCount": count}
+        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
     return Response(await store_of(request).read(read), media_type="application/json")
 
 
-def _chart(connection: Connection, cache: PointCache, experiment_id: int, metric: str, width: int) -> bytes:
-    found = list(series.of_experiment(connection, experiment_id, [metric]))
-    if not found:
-        raise Refused("metric_not_found", "the experiment has no metric of this name")
+def _newest(connection: Connection, experiment_id: int, shown: Shown) -> Curves:
+    """Yield the curve of each partition, after what tells it from the others."""
     ranks = sessions.ranks(connection, experiment_id)
-    partitions: list[dict[str, Any]] = []
-    for one in found[:_MAX_PARTITIONS]:
-        curve = newest_copies(cache.read(connection, one), ranks)
-        partitions.append({"metadata": one.metadata, "first": curve.steps[0], **buckets(curve, width)})
-    body = {"metric": metric, "partitions": partitions, "partitionCount": len(found)}
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    for one, points in shown:
+        yield {"metadata": one.metadata}, newest_copies(points, ranks)
+
+
+def _of_each_attempt(connection: Connection, experiment_id: int, shown: Shown) -> Curves:
+    numbers = sessions.attempts(connection, experiment_id)
+    for one, points in shown:
+        for attempt, curve in own_copies(points, numbers):
+            yield {"metadata": one.metadata, "attempt": attempt}, curve

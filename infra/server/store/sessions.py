@@ -20,6 +20,7 @@ __all__ = [
     "TOKEN_LIFETIME_MS",
     "Session",
     "Token",
+    "attempts",
     "begin",
     "find",
     "is_older",
@@ -116,12 +117,30 @@ def revoke(connection: Connection, session_id: int, *, now_ms: int) -> None:
 
 def ranks(connection: Connection, experiment_id: int) -> dict[int, int]:
     """Return the place of every session of an experiment in the order in which they began."""
+    return {row.id: place for place, row in enumerate(_in_order(connection, experiment_id))}
+
+
+def attempts(connection: Connection, experiment_id: int) -> dict[int, int]:
+    """Return the number of the attempt that each session of an experiment is, from 1 as they began.
+
+    A token's session and that of the sender who starts under it are one attempt.
+    """
+    rows = _in_order(connection, experiment_id)
+    named = {row.opened_id for row in rows if not row.carried}
+    number, numbers = 1, {}
+    for row in rows:
+        numbers[row.id] = number
+        number += row.id not in named
+    return numbers
+
+
+def _in_order(connection: Connection, experiment_id: int) -> list[AnyRow]:
     rows = connection.execute(
         select(sessions.c.id, sessions.c.opened_id, sessions.c.carried).where(
             sessions.c.experiment_id == experiment_id
         )
     ).all()
-    return {row.id: place for place, row in enumerate(sorted(rows, key=_began))}
+    return sorted(rows, key=_began)
 
 
 def is_older(connection: Connection, session_id: int, than: int) -> bool:

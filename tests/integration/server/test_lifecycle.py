@@ -5,11 +5,17 @@ import uuid
 import pytest
 
 
-def value_at(client, experiment, step):
+def chart(client, experiment, **query):
     response = client.http.get(
-        f"/api/experiments/{experiment.id}/chart", params={"metric": "loss"}, headers=client.authorization
+        f"/api/experiments/{experiment.id}/chart",
+        params={"metric": "loss", **query},
+        headers=client.authorization,
     )
-    (partition,) = response.json()["partitions"]
+    return response.json()
+
+
+def value_at(client, experiment, step):
+    (partition,) = chart(client, experiment)["partitions"]
     return partition["last"][partition["step"].index(step)]
 
 
@@ -76,6 +82,19 @@ def test_both_copies_of_a_repeated_step_are_kept_and_the_curve_is_the_newest_att
         *[(5, 5.0), (5, 5.5), (6, 6.5), (7, 7.5)],
     ]
     assert [value_at(client, experiment, step) for step in (3, 4, 5, 7)] == [3.0, 4.5, 5.5, 7.5]
+
+
+def test_a_chart_shows_each_attempts_own_copy_when_asked(client, experiment, slug):
+    experiment.send(
+        experiment.event("start"), *[experiment.metric("loss", float(step), step) for step in range(6)]
+    )
+    resumed = client.open(slug)
+    resumed.send(resumed.event("start"), *[resumed.metric("loss", step + 0.5, step) for step in range(4, 8)])
+    first, second = chart(client, experiment, copies="all")["partitions"]
+    assert (first["attempt"], first["step"], first["last"]) == (1, [*range(6)], [0, 1, 2, 3, 4, 5])
+    assert (second["attempt"], second["step"], second["last"]) == (2, [4, 5, 6, 7], [4.5, 5.5, 6.5, 7.5])
+    (one,) = chart(client, experiment, copies="newest")["partitions"]
+    assert one["last"] == [0, 1, 2, 3, 4.5, 5.5, 6.5, 7.5]
 
 
 def test_what_a_resume_delivers_for_a_machine_that_died_counts_as_the_older_attempts(client, slug):

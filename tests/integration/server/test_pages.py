@@ -42,6 +42,14 @@ def test_an_experiments_page_shows_what_it_is_and_where_it_stands(server, filled
     assert re.search(r"<dt>Step</dt><dd>49</dd>", text)
 
 
+def test_a_page_offers_each_attempts_own_curve_once_there_are_two(server, client, filled, slug):
+    offered = r'<label class="copies"><input type="checkbox" id="copies">'
+    assert offered not in page(server, filled).text
+    resumed = client.open(slug)
+    resumed.send(resumed.event("start"))
+    assert offered in page(server, filled).text
+
+
 def test_nothing_that_was_sent_becomes_markup_and_scripts_come_from_us_alone(server, filled):
     response = page(server, filled)
     assert "<script>alert" not in response.text
@@ -100,7 +108,12 @@ def test_a_chart_has_a_curve_for_each_partition_and_keeps_spikes_at_any_width(se
 
 def test_a_chart_that_cannot_be_drawn_is_refused_in_the_one_shape(server, filled):
     assert chart(server, filled, metric="nothing").status_code == 404
-    for query in ({"metric": "train/loss", "width": "0"}, {"metric": "train/loss", "width": "x"}, {}):
+    for query in (
+        {"metric": "train/loss", "width": "0"},
+        {"metric": "train/loss", "width": "x"},
+        {"metric": "train/loss", "copies": "x"},
+        {},
+    ):
         response = chart(server, filled, **query)
         assert response.status_code == 400
         assert response.json()["data"] is None

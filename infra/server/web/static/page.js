@@ -5,6 +5,7 @@ const HEIGHT = 210;
 const PAD = { left: 52, right: 10, top: 8, bottom: 22 };
 const COLOURS = 8;
 const main = document.querySelector("main");
+const copies = document.querySelector("#copies"); // checked: each attempt has a curve of its own
 const charts = new Map(); // figure -> the chart last read
 
 function element(name, attributes, parent) {
@@ -71,8 +72,9 @@ function marks() {
     .map((note) => ({ step: Number(note.dataset.step), kind: note.dataset.kind, text: note.dataset.text }));
 }
 
-function label(metadata) {
-  return Object.entries(metadata).map(([key, value]) => `${key} ${value}`).join(" · ");
+function label({ metadata, attempt }) {
+  const parts = Object.entries(metadata).map(([key, value]) => `${key} ${value}`);
+  return [...parts, ...(attempt ? [`attempt ${attempt}`] : [])].join(" · ");
 }
 
 function extent(chart) {
@@ -144,7 +146,7 @@ function drawCurve(svg, { step, min, max, last }, colour, x, y) {
 function drawLegend(figure, chart) {
   const legend = html("div", "legend", "", figure);
   chart.partitions.forEach((partition, index) => {
-    const text = label(partition.metadata);
+    const text = label(partition);
     if (!text && chart.partitions.length === 1) return;
     const item = html("span", "", "", legend);
     html("i", "", "", item).style.background = `var(--c${index % COLOURS})`;
@@ -185,7 +187,7 @@ function follow(figure, svg, chart, { x, width }) {
       if (one.step[at] !== step) return;
       const row = html("div", "", "", tip);
       html("i", "", "", row).style.background = `var(--c${index % COLOURS})`;
-      row.append(label(one.metadata) || chart.metric);
+      row.append(label(one) || chart.metric);
       html("b", "", String(+one.last[at].toPrecision(6)), row);
     });
     tip.hidden = false;
@@ -201,7 +203,7 @@ function follow(figure, svg, chart, { x, width }) {
 
 async function readChart(figure) {
   const width = Math.max(100, Math.min(2000, figure.clientWidth - 32 - PAD.left - PAD.right));
-  const query = new URLSearchParams({ metric: figure.dataset.metric, width });
+  const query = new URLSearchParams({ metric: figure.dataset.metric, width, copies: copies?.checked ? "all" : "newest" });
   const response = await fetch(`/api/experiments/${main.dataset.experiment}/chart?${query}`);
   if (!response.ok) return;
   const chart = await response.json();
@@ -226,6 +228,7 @@ function replaceParts(fresh) {
     now.dataset.source = source;
     changed = true;
   }
+  if (copies) copies.parentElement.hidden = fresh.querySelector("#copies").parentElement.hidden;
   const grid = document.querySelector("#charts");
   const known = new Set([...document.querySelectorAll("figure[data-metric]")].map((figure) => figure.dataset.metric));
   for (const figure of fresh.querySelectorAll("figure[data-metric]")) if (!known.has(figure.dataset.metric)) grid.append(figure);
@@ -255,6 +258,7 @@ async function keepFresh() {
   }
 }
 
+copies?.addEventListener("change", readCharts);
 let resizing;
 addEventListener("resize", () => {
   clearTimeout(resizing);

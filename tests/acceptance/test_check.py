@@ -60,7 +60,7 @@ PROJECT = {
                 self.rows = rows
 
             def batch(self, index):
-                return Batch({"x": torch.full((self.rows, WIDTH), float(index))}, self.rows)
+                return Batch(torch.full((self.rows, WIDTH), float(index)), self.rows)
     """,
     "flows/rows.py": """
         from __future__ import annotations
@@ -108,6 +108,18 @@ def test_a_project_with_our_folder_names_is_checked_from_inside_it_and_nothing_i
     elsewhere = identity(tmp_path / "train_it.py", "--slug", "x", *places, cwd=tmp_path / "runtime")
     assert elsewhere == inside
     assert everything_under(tmp_path) == before
+
+
+def test_a_project_with_our_folder_names_trains_from_inside_it_and_resumes(tmp_path: Path):
+    write_project(tmp_path, PROJECT)
+    for steps in ("4", "8"):
+        command = ["run", "train_it.py", "--slug=x", "--location=kept", "--metrics=stdout", "--steps", steps]
+        ended = sexpgpu(*command, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+    opened, resumed, *_, done = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert "runtime/engine.py" in paths(opened["metadata"])
+    assert resumed["metadata"]["checkpoint"].endswith("kept/step-00000004")
+    assert done["kind"] == "done"
 
 
 @pytest.mark.parametrize(

@@ -437,6 +437,45 @@ def test_a_signal_while_torch_is_imported_ends_the_command_at_once(
     assert not run.file.exists()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "runtime.events.stream:EventStream.done",
+        "runtime.checkpoints.attempt:Attempt.end",
+        "runtime.training.attempt_run:AttemptRun.execute",
+    ],
+)
+def test_a_signal_right_after_done_takes_nothing_back(small: SmallRun, call: str):
+    run = small.go(calls=CallPlan(call=call, when="after", signum=signal.SIGTERM))
+    assert summary_of(run)["status"] == record_of(small)["ended"]["status"] == "done"
+    assert [event["kind"] for event in small.events()].count("done") == 1
+    assert not [text for text in notes(small.events()) if text.startswith("interrupted")]
+
+
+def test_a_signal_while_something_compiles_ends_within_the_notice_and_leaves_no_process(
+    small: SmallRun, tmp_path: Path
+):
+    plan = CallPlan(call="torch._inductor.compile_fx:compile_fx", signum=signal.SIGTERM)
+    run = small.go(
+        *("--notice", "1", "--knob", "compile=true"),
+        calls=plan,
+        code=143,
+        env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    assert "the notice of 1 s is over, ending where the run stands; nothing is lost" in run.said
+    assert [event["kind"] for event in small.events() if event["kind"] != "metric"] == ["open"]
+    assert record_of(small)["checkpoints"] == []
+
+    def group_is_gone() -> bool:
+        try:
+            os.killpg(run.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_until(group_is_gone, within_s=10)
+
+
 def test_without_a_location_a_signal_is_annotated_and_nothing_is_saved(forge: Forge, tmp_path: Path):
     run = SmallRun(forge, tmp_path)
     arguments = ["run", "small.py", "--slug", "s", "--metrics", f"jsonl:{run.file}"]

@@ -22,7 +22,7 @@ down: .venv/installed ## stop the stack; runs in flight save first
 	@$(BIN)/slugline down
 
 test: lint types ## lint, types, import contracts and every test but the long campaigns
-	OMP_WAIT_POLICY=passive $(BIN)/pytest -q -m "not chaos"
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -q -m "not chaos" --numprocesses 2 --dist loadfile
 
 lint: .venv/installed ## ruff, and the contracts on who imports whom
 	$(BIN)/ruff check .

@@ -210,6 +210,7 @@ def test_down_in_the_middle_everything_arrives_once_it_is_up_again(
     server.kill()
     let_go(run, 3)
     await_held(run, 10)
+    wait_until(lambda: "Metrics takes no events now" in running.said, within_s=30)
     server.start()
     let_go(run, 10)
     assert running.wait() == 0, running.said

@@ -187,6 +187,8 @@ def forge() -> Iterator[Forge]:
 
 def _serve() -> None:
     _die_with_parent()
+    # Inherited: a run that is interrupted before it asks for signals dies of them, it raises nothing here.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     for module in PRELOADED:
         importlib.import_module(module)
     _share_boto3_models()

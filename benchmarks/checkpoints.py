@@ -317,8 +317,8 @@ RAW_LOADS = {
 }
 
 
-def ways() -> dict[str, Prepare]:
-    """Every way to save or load, by its name, in the order of a round."""
+def saving() -> dict[str, Prepare]:
+    """Every way to save, by its name."""
     there = {DCP_S3: dcp_to_s3} if find_spec("s3torchconnector") else {}
     if not there:
         print("s3torchconnector is not installed (make bench installs it): DCP to S3 is left out\n")
@@ -331,6 +331,12 @@ def ways() -> dict[str, Prepare]:
         "torch.save + fsync, local": torch_save_locally,
         "DCP, local": dcp_locally,
         "DCP async_save, local": dcp_asynchronously,
+    }
+
+
+def loading() -> dict[str, Prepare]:
+    """Every way to load what was saved."""
+    return {
         OUR_LOAD: our_load,
         **RAW_LOADS,
         "download_file + torch.load, from S3": torch_download_and_load,
@@ -408,6 +414,13 @@ def table(bench: Bench, samples: Mapping[str, list[Sample]]) -> str:
     return "\n".join(lines)
 
 
+def _from(number: int, some: Mapping[str, Prepare]) -> list[tuple[str, Prepare]]:
+    """Each round begins with another: what one leaves behind on the machine meets all of them."""
+    items = list(some.items())
+    first = number % len(items)
+    return items[first:] + items[:first]
+
+
 def _seconds(work: Callable[[], object]) -> float:
     started_s = time.perf_counter()
     work()
@@ -440,10 +453,10 @@ def main() -> None:
     try:
         with running_server(folder / "s3") as server:
             bench = Bench(chosen.mib << 20, server, folder / "ways")
-            all_ways = ways()
-            samples: dict[str, list[Sample]] = {name: [] for name in all_ways}
-            for _ in range(chosen.rounds):
-                for name, prepare in all_ways.items():
+            saves, loads = saving(), loading()
+            samples: dict[str, list[Sample]] = {name: [] for name in saves | loads}
+            for number in range(chosen.rounds):
+                for name, prepare in (*_from(number, saves), *_from(number, loads)):
                     samples[name].append(measure(bench, prepare))
         print(table(bench, samples))
         print(json.dumps({name: round(value, 3) for name, value in figures(bench, samples).items()}))

@@ -163,6 +163,14 @@ class Run:
 
         return wait_until(look, within_s=PATIENCE_S, what=self.told)  # type: ignore[return-value] # as above
 
+    def artifacts(self) -> dict[str, Any]:
+        """What its artifacts show, by key, once all three are there and say that it is done."""
+        body = {"artifacts": {"flow_run_id": {"any_": [self.view().flow_run_id]}}}
+        with connect() as server:
+            rows = msgspec.json.decode(server._send("POST", "/artifacts/filter", body).content)
+        shown = {row["key"]: row["data"] for row in rows}
+        return shown if len(shown) == 3 and shown.get(f"{self.slug}-progress") == 100 else {}
+
     def until(self, *states: str) -> RunView:
         with connect() as server:  # one connection: making one costs more than a dozen questions
 
@@ -218,7 +226,8 @@ class Scenarios:
     def nothing(self) -> Outcome:
         run = self.run("nothing")
         run.start()
-        return run.outcome()
+        outcome = run.outcome()
+        return replace(outcome, facts={"artifacts": wait_until(run.artifacts, within_s=20, what=run.told)})
 
     def kill_trainer(self) -> Outcome:
         run = self.run("kill-trainer")
@@ -244,6 +253,21 @@ class Scenarios:
         run.start()
         run.trainer()
         os.kill(run.flow_process(), signal.SIGTERM)
+        return run.outcome()
+
+    def sigterm_flow_while_it_resumes(self) -> Outcome:
+        """The signal comes when an attempt has just ended and the next one is not yet there, or only just."""
+        run = self.run("sigterm-resuming")
+        run.start()
+        trainer, flow_process = run.trainer(), run.flow_process()
+        os.kill(trainer, signal.SIGKILL)
+
+        def ended() -> bool:
+            ledger = run.ledger()
+            return ledger is not None and ledger.attempts[0].ended_ms is not None
+
+        wait_until(ended, within_s=PATIENCE_S, poll_s=0.001, what=run.told)
+        os.kill(flow_process, signal.SIGTERM)
         return run.outcome()
 
     def sigterm_flow_after_done(self) -> Outcome:

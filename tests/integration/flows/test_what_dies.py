@@ -46,6 +46,7 @@ SCENARIOS = {
 BESIDES: dict[str, Callable[[Scenarios], Any]] = {
     "a schedule": Scenarios.scheduled_for_a_time,
     "another host": Scenarios.on_another_hosts_disk,
+    "SIGTERM between two attempts": Scenarios.sigterm_flow_while_it_resumes,
 }
 LAST = "trainer, flow process and worker are killed and the server restarts"
 TABLE = {row[0]: row[1:] for row in rows_of(DOCS, "what happens")}
@@ -129,6 +130,24 @@ def test_a_finished_run_that_is_scheduled_again_trains_nothing(outcomes):
 def test_a_run_that_was_done_when_its_flow_process_ended_is_completed_without_another_attempt(outcomes):
     facts = outcomes["the flow process gets SIGTERM right after done"].result().facts
     assert facts == {"recorded_attempts": 1}
+
+
+def test_a_flow_process_that_is_ended_between_two_attempts_leaves_the_run_to_rescue_whole(outcomes):
+    outcome = outcomes["SIGTERM between two attempts"].result()
+    assert (outcome.state, outcome.rescued, outcome.left_processes) == ("Completed", True, [])
+    assert outcome.attempts in {2, 3}  # the second may just have begun
+    expected = outcomes["nothing"].result().final_weights
+    assert all(torch.equal(outcome.final_weights[key], expected[key]) for key in expected)
+
+
+def test_prefect_shows_progress_the_loss_and_what_became_of_each_attempt(outcomes):
+    shown = outcomes["nothing"].result().facts["artifacts"]
+    assert set(shown) == {"nothing", "nothing-progress", "nothing-loss"}
+    assert shown["nothing-progress"] == 100
+    assert shown["nothing-loss"].startswith("data:image/svg+xml")
+    assert f"step {STEPS} of {STEPS}" in shown["nothing"]
+    assert "| attempt | host |" in shown["nothing"]
+    assert "| checkpoint | written |" in shown["nothing"]
 
 
 def test_of_four_that_schedule_a_slug_at_once_one_gets_it_and_the_others_are_refused_by_name(outcomes):

@@ -232,8 +232,8 @@ def test_gzip_bodies_are_taken_and_offered(client, experiment):
     ("body", "encoding", "status"),
     [
         (b"no gzip", "gzip", 400),
-        (gzip.compress(b"[]")[:-4], "gzip", 400),
-        (gzip.compress(b"[]") * 2, "gzip", 400),
+        (gzip.compress(b"[]", mtime=0)[:-4], "gzip", 400),
+        (gzip.compress(b"[]", mtime=0) * 2, "gzip", 400),
         (b"[]", "br", 415),
         (b"", "identity", 400),
         (b"{}", "identity", 400),

@@ -121,19 +121,16 @@ def test_the_object_store_takes_no_other_key(stack):
     s3.close()
 
 
-def test_a_service_that_dies_comes_back(stack):
+def test_every_service_that_dies_comes_back(stack):
     before = stack.status()
-    for name in ("s3", "metrics", "rescue"):
+    for name in SERVICES:
         os.kill(before[name]["pid"], signal.SIGKILL)
 
     def back() -> bool:
         now = stack.status()
-        return all(
-            now[name]["well"] and now[name]["pid"] != before[name]["pid"]
-            for name in ("s3", "metrics", "rescue")
-        )
+        return all(now[name]["well"] and now[name]["pid"] != before[name]["pid"] for name in SERVICES)
 
-    wait_for(back, timeout_s=30, what="the services are back")
+    wait_for(back, timeout_s=90, what="the services are back")
 
 
 def test_logs_show_each_service(stack):
@@ -221,6 +218,20 @@ def test_down_lets_a_run_save_and_the_next_up_resumes_it(stack, tmp_path):
     assert resumed["attempt"]["number"] == 2
     assert stack.slugline("cancel", "long").returncode == 0
     wait_for(lambda: '"Cancelled"' in stack.slugline("list", "--json").stdout, timeout_s=60, what="cancelled")
+
+    again = stack.slugline("resume", "long", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["slug"] == "long"
+    twice = stack.slugline("resume", "long")
+    assert (twice.returncode, twice.stderr.count("\n")) == (2, 1), twice.stderr
+    assert "long is live" in twice.stderr
+    assert stack.slugline("cancel", "long").returncode == 0
+
+    def all_cancelled() -> bool:
+        listed = json.loads(stack.slugline("list", "--json").stdout)
+        return {run["state"] for run in listed if run["slug"] == "long"} == {"Cancelled"}
+
+    wait_for(all_cancelled, timeout_s=60, what="cancelled again")
 
 
 def test_the_deployments_for_one_s_own_machines_deploy(stack):

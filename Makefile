@@ -52,5 +52,5 @@ clean: ## remove what make made here (the stack's data directory stays)
 .bench-venv/installed: pyproject.toml constraints.txt
 	@echo "installing into .bench-venv (once; a few minutes)"
 	@test -x .bench-venv/bin/python || $(PYTHON) -m venv .bench-venv
-	@.bench-venv/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev]' s3torchconnector
+	@.bench-venv/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev]' 's3torchconnector[dcp]'
 	@touch $@

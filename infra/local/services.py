@@ -53,6 +53,7 @@ def _weed(directory: DataDirectory) -> list[str]:
         f"-ip.bind={HOST}",
         *(f"-{name}={ports.s3 + n}" for n, name in enumerate(names)),
         f"-admin.port.grpc={ports.weed_admin_grpc}",
+        "-s3.autoCreateBucket=false",  # a mistyped bucket is refused, not made
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         f"-s3.config={directory.identities}",

@@ -145,3 +145,12 @@ def test_the_traceback_of_a_mistake_is_for_those_who_ask(tmp_path: Path):
     assert ended.returncode == 2
     assert 'broken.py", line 21, in <module>\n    undefined\n' in ended.stderr
     assert ended.stderr.endswith("sexpgpu: broken.py:21: NameError: name 'undefined' is not defined\n")
+
+
+def test_a_set_of_texts_has_one_order_in_every_process(tmp_path: Path):
+    """A vocabulary made with `set` was another one in each attempt: the resume trained on wrong tokens."""
+    words = "print(sorted(range(40), key=[hash(str(n)) for n in range(40)].__getitem__))\n"
+    write_project(tmp_path, {"words.py": words + SMALL})
+    one, another = (sexpgpu("check", "words.py", cwd=tmp_path).stderr for _ in range(2))
+    assert one == another
+    assert one.startswith("[")

@@ -37,13 +37,14 @@ class TrainingState:
             ValueError: a value that no checkpoint can keep, or a trained tensor that is not the model's.
         """
         self.capture()
-        own = {id(parameter) for parameter in self._experiment.model.parameters()}
+        own = {id(tensor) for _, tensor in _model_tensors(self._experiment.model)}
         trained = _parameters(self._experiment.optimizer)
         strangers = [tuple(parameter.shape) for parameter in trained if id(parameter) not in own]
         if strangers:
             raise ValueError(
-                f"the optimiser trains tensors of shapes {strangers} that are not the model's, so no "
-                "checkpoint would hold them: register them as parameters of the model"
+                f"the optimiser trains tensors of shapes {strangers} that are not in the model's "
+                "state_dict, so no checkpoint would hold them: register them as parameters of the model, and "
+                "let its state_dict name them all"
             )
 
     def expected_bytes(self) -> int:
@@ -140,7 +141,9 @@ def _model_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     """Parameters and persistent buffers, a tied one once, under the first of its names."""
     seen: set[int] = set()
     for name, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, torch.Tensor) or name.endswith("_extra_state"):  # kept apart: any value
+        if (
+            not isinstance(value, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
+        ):  # kept apart: any value
             continue
         if id(value) not in seen:
             seen.add(id(value))

@@ -49,6 +49,26 @@ class Best:
         self.value = state["value"]
 
 
+class Named(nn.Module):
+    """A parameter whose name ends as torch's key for extra state does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.my_extra_state = nn.Parameter(torch.zeros(3))
+
+
+class Adapters(nn.Module):
+    """Names a part of its parameters only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.adapter = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        whole = super().state_dict(*arguments, **options)
+        return {name: value for name, value in whole.items() if name.startswith("adapter")}
+
+
 def loss(model: nn.Module, data: torch.Tensor) -> torch.Tensor:
     return model(data).square().mean()  # type: ignore[no-any-return]
 
@@ -175,3 +195,16 @@ def test_state_that_no_checkpoint_can_keep_is_named():
 
     with pytest.raises(ValueError, match=r"state\.odd\.value is a object"):
         state_of(make(state={"odd": Odd()})).capture()
+
+
+def test_a_parameter_is_kept_whatever_its_name():
+    model = Named()
+    tensors, _ = TrainingState(make(model), Precision("fp32", CPU)).capture()
+    assert tensors["model/my_extra_state"] is model.my_extra_state
+
+
+def test_a_trained_parameter_that_the_models_state_dict_leaves_out_is_refused():
+    with pytest.raises(
+        ValueError, match=r"shapes \[\(3, 3\), \(3,\)\] that are not in the model's state_dict"
+    ):
+        TrainingState(make(Adapters()), Precision("fp32", CPU)).check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,6 +45,7 @@ class Evaluator:
         """Return the metrics of one whole pass; None when a signal came, after which nothing of it counts."""
         collector = Collector({"split": "eval", "stage": stage, "pass": evaluation.name})
         kept = copy.deepcopy({name: part.state_dict() for name, part in self._experiment.state.items()})
+        buffers = _buffers(self._experiment.model)
         finished = False
         with _evaluating(self._experiment.model), torch.no_grad():
             try:
@@ -55,6 +56,7 @@ class Evaluator:
         if not finished:
             for name, state in kept.items():
                 self._experiment.state[name].load_state_dict(state)
+            _restore_buffers(buffers)  # a count of calls: the pass is made again, whole
             return None
         loss = collector.own("eval/loss")
         return Pending(sorted(collector.take(), key=lambda value: value[0] is not loss))  # the loss first
@@ -92,3 +94,19 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _buffers(model: torch.nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]]:
+    """Where each buffer is, and a copy of it; a model may put another tensor into its place."""
+    return [
+        (module._buffers, name, buffer, buffer.clone())  # noqa: SLF001 - torch has no other way to the place
+        for module in model.modules()
+        for name, buffer in module._buffers.items()  # noqa: SLF001
+        if buffer is not None
+    ]
+
+
+def _restore_buffers(kept: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for place, name, buffer, before in kept:
+            place[name] = buffer.copy_(before)

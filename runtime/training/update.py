@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +15,7 @@ from runtime.training.metrics import Collector, Pending, collecting, held
 from runtime.training.precision import gradient_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from runtime.experiment.model import Batch, Experiment, Stage
     from runtime.training.metrics import Number, Series
@@ -46,7 +48,8 @@ class Updater:
         self._precision = precision
         self._rank = rank
         self._parameters = list(_parameters(experiment.optimizer))
-        self._buffers = list(experiment.model.buffers())
+        # A loss may change both in place: a batch norm's averages, a teacher's weights.
+        self._tensors = list(_tensors(experiment.model))
         self._versions: list[int] = []
         self._drawing, self._applying = True, False
         self._collector = Collector({})
@@ -70,12 +73,13 @@ class Updater:
         """
         if self._drawing:
             return True
-        unchanged = self._versions == [buffer._version for buffer in self._buffers]  # noqa: SLF001 - torch's
-        return unchanged and not self._experiment.state and not self._applying
+        now = list(_tensors(self._experiment.model))  # a buffer may be another tensor than before
+        same = len(now) == len(self._tensors) and all(map(operator.is_, now, self._tensors))
+        return same and self._versions == _versions(now) and not self._experiment.state and not self._applying
 
     def _begin(self, position: Position) -> None:
         self._drawing, self._applying = True, False
-        self._versions = [buffer._version for buffer in self._buffers]  # noqa: SLF001 - torch's counter
+        self._versions = _versions(self._tensors)
         stage = self._experiment.stages[position.stage]
         if stage is not self._stage:
             self._stage = stage
@@ -164,6 +168,14 @@ def _amount(batches: Sequence[Batch]) -> tuple[str, int]:
     if len(tokens) == len(batches):
         return "rate/tokens", sum(tokens)
     return "rate/examples", sum(batch.num_examples for batch in batches)
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    return chain(model.parameters(), model.buffers())
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch's counter of changes in place
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

@@ -172,6 +172,37 @@ def test_an_update_that_fails_after_it_changed_a_buffer_has_touched_the_state():
     assert not update.untouched
 
 
+class Teacher(nn.Module):
+    """Changes what no optimiser does: weights in place, and a buffer by another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.teacher.requires_grad_(requires_grad=False)
+        self.register_buffer("calls", torch.zeros(()))
+        self.calls: torch.Tensor
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return self.student(data) - self.teacher(data)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        self.teacher.weight.lerp_(self.student.weight, 0.1)
+
+
+@pytest.mark.parametrize("change", [Teacher.follow, lambda model: model(torch.ones(1, 3))])
+def test_an_update_that_fails_after_it_changed_what_no_optimiser_trains_has_touched_the_state(change: Any):
+    def loss(model: nn.Module, _data: torch.Tensor) -> torch.Tensor:
+        change(model)
+        raise OSError("late")
+
+    update = updater(make(Rows([8]), model=Teacher(), loss=loss))
+    with pytest.raises(OSError, match="late"):
+        update(Position())
+    assert not update.untouched
+
+
 # Evaluations
 
 
@@ -225,6 +256,14 @@ def test_an_evaluation_that_a_signal_cuts_short_has_never_been():
     asked = iter([False, True])
     assert evaluator(experiment, lambda: next(asked))(evaluation([4, 4]), step=0, stage="only") is None
     assert seen.batches == 0
+
+
+def test_an_evaluation_that_a_signal_cuts_short_gives_back_the_buffers():
+    model = Teacher()
+    asked = iter([False, True])
+    experiment = make(Rows([8]), model=model)
+    assert evaluator(experiment, lambda: next(asked))(evaluation([4, 4]), step=0, stage="only") is None
+    assert model.calls.item() == 0
 
 
 def test_an_evaluation_whose_loader_dies_of_the_signal_has_never_been():

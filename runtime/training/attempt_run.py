@@ -98,7 +98,7 @@ class AttemptRun:
         except Unavailable as error:
             _log.error("%s", error)
             status, code = "interrupted", error.exit_code
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file raises is the run's end
+        except BaseException as error:  # noqa: BLE001 - whatever the file raises is the run's end, an exit too
             status, code = self._failed(error)
         finally:
             self._progress.close()

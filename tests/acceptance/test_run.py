@@ -532,11 +532,13 @@ def test_a_failed_run_says_so_last_but_one_and_exits_1(forge: Forge, tmp_path: P
     assert record_of(run)["ended"]["status"] == "failed"
 
 
-def test_a_file_that_exits_by_itself_is_a_failed_run(forge: Forge, tmp_path: Path):
-    source = EXPERIMENT.replace("x, y = examples", "x, y = examples; raise SystemExit(0)")
+@pytest.mark.parametrize("ending", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
+def test_a_file_that_exits_by_itself_is_a_failed_run(forge: Forge, tmp_path: Path, ending: str):
+    source = EXPERIMENT.replace("x, y = examples", f"x, y = examples; raise {ending}(0)")
     run = SmallRun(forge, tmp_path, source=source)
     run.go(code=1)
-    assert notes(run.events())[-1] == "failed: SystemExit: 0"
+    assert notes(run.events())[-1] == f"failed: {ending}: 0"
+    assert record_of(run)["ended"]["status"] == "failed"
 
 
 def test_a_shape_that_moved_is_the_users_mistake_and_touches_nothing(small: SmallRun):

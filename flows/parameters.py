@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping  # noqa: TC003 - Prefect reads the annotations
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,9 @@ MAX_NOTICE_S = 25.0
 """Prefect kills a cancelled run's process group 30 seconds after its SIGTERM."""
 
 MAX_SLUG_UNITS = 200
+
+MAX_FILE_NAME_BYTES = 200
+"""File systems take 255, some endings included."""
 
 Scalar = str | int | float | bool | None
 
@@ -93,8 +97,10 @@ def from_json(values: Mapping[str, Any]) -> TrainParameters:
 
 
 def file_name(slug: str) -> str:
-    """Return `slug` as one name in a path or an S3 prefix; different slugs stay different."""
+    """Return `slug` as one name in a path or an S3 prefix, at most 200 bytes; different slugs stay different."""
     name = quote(slug, safe="-_.+=@ ")
+    if len(name) > MAX_FILE_NAME_BYTES:  # one letter of another script is up to nine here
+        name = f"{name[: MAX_FILE_NAME_BYTES - 33]}-{blake2b(name.encode(), digest_size=16).hexdigest()}"
     return name.replace(".", "%2E") if name.strip(".") == "" else name
 
 

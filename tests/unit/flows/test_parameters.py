@@ -88,6 +88,15 @@ def test_different_slugs_have_different_file_names_and_none_leaves_its_folder():
     assert all("/" not in name and name.strip(".") for name in names)
 
 
+def test_the_longest_slugs_make_file_names_that_a_file_system_takes(tmp_path):
+    slugs = ["ü" * 200, "ü" * 199 + "v", "😀" * 100, "a" * 200, "/" * 200]
+    names = [file_name(slug) for slug in slugs]
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert len(set(names)) == len(slugs)
+    assert file_name("a" * 200) == "a" * 200
+
+
 def test_an_experiment_is_a_file_or_a_module_of_this_host(tmp_path):
     file = tmp_path / "exp.py"
     with pytest.raises(Unavailable, match="is not on this host"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from runtime.cli.request import RunRequest
 
 __all__ = ["main"]
+
+THREADS_END_WITHIN_S = 2.0
+"""For threads of the file, once its run has ended and everything is stored."""
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +60,28 @@ def _run(request: RunRequest) -> int:
     with Interrupts(notice_s=request.notice_s, lifeline=lifeline_from(os.environ)) as interrupts:
         from runtime.training.run import execute
 
-        return execute(request, interrupts)
+        code = execute(request, interrupts)
+    _end_without(_threads_left(), code)
+    return code
+
+
+def _threads_left() -> list[str]:
+    """Wait for the threads that the file has started, and return the names of those that do not end."""
+    deadline = time.monotonic() + THREADS_END_WITHIN_S
+    own = threading.current_thread()
+    threads = [thread for thread in threading.enumerate() if thread is not own and not thread.daemon]
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in threads if thread.is_alive()]
+
+
+def _end_without(threads: Sequence[str], code: int) -> None:
+    """End the process where Python would wait for `threads` for ever, and a GPU with it."""
+    if threads:
+        log.warning("ending without threads of the file that do not end: %s", ", ".join(threads))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _check(request: RunRequest) -> int:

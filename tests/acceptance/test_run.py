@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -539,6 +540,18 @@ def test_a_file_that_exits_by_itself_is_a_failed_run(forge: Forge, tmp_path: Pat
     run.go(code=1)
     assert notes(run.events())[-1] == f"failed: {ending}: 0"
     assert record_of(run)["ended"]["status"] == "failed"
+
+
+def test_a_thread_of_the_file_that_never_ends_does_not_keep_the_process(tmp_path: Path):
+    """Python waits for it at its end: a finished run held its GPU, and its flow waited for ever."""
+    thread = "\nimport threading\nthreading.Thread(target=threading.Event().wait, name='logger').start()\n"
+    file = tmp_path / "small.py"
+    file.write_text(dedent(EXPERIMENT) + thread)
+    sexpgpu = Path(sys.executable).with_name("sexpgpu")
+    command = [str(sexpgpu), "run", str(file), "--slug=a", f"--location={tmp_path / 'kept'}", "--device=cpu"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "threads of the file that do not end: logger" in ended.stderr
 
 
 def test_a_shape_that_moved_is_the_users_mistake_and_touches_nothing(small: SmallRun):

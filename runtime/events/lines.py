@@ -53,6 +53,9 @@ class JsonlTarget:
 
     def write(self, events: Sequence[Event], lines: Sequence[bytes]) -> None:  # noqa: ARG002 (a Target's signature)
         """Append the lines in one write; a write that fails half-way is taken back."""
+        if self._fd is not None and os.fstat(self._fd).st_nlink == 0:
+            logger.warning("%s was removed, and its events with it: a new one is begun", self.path)
+            self.close(0)
         if self._fd is None:
             self._fd = self._open()
         _append(self._fd, b"".join(lines))

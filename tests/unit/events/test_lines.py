@@ -39,6 +39,17 @@ def test_a_file_is_appended_to_and_never_rewritten(tmp_path):
     assert path.read_bytes() == b"".join(event.encode() for event in RECORDS) * 2
 
 
+def test_a_file_that_is_removed_meanwhile_is_begun_anew_and_said(tmp_path, caplog):
+    path = tmp_path / "run.jsonl"
+    target = JsonlTarget(path)
+    write(target, *RECORDS)
+    path.unlink()
+    write(target, OPEN_AGAIN)
+    target.close(1)
+    assert path.read_bytes() == OPEN_AGAIN.encode()
+    assert "was removed" in caplog.text
+
+
 def test_checking_touches_nothing(tmp_path):
     path = tmp_path / "run.jsonl"
     JsonlTarget(path).check()

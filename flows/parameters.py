@@ -97,7 +97,7 @@ def from_json(values: Mapping[str, Any]) -> TrainParameters:
 
 
 def file_name(slug: str) -> str:
-    """Return `slug` as one name in a path or an S3 prefix, at most 200 bytes; different slugs stay different."""
+    """Return `slug` as one name of at most 200 bytes in a path or an S3 prefix; different ones differ."""
     name = quote(slug, safe="-_.+=@ ")
     if len(name) > MAX_FILE_NAME_BYTES:  # one letter of another script is up to nine here
         name = f"{name[: MAX_FILE_NAME_BYTES - 33]}-{blake2b(name.encode(), digest_size=16).hexdigest()}"

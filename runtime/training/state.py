@@ -58,6 +58,7 @@ class TrainingState:
     def capture(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The state as it is now: tensors by name, not copied, and JSON that refers to them."""
         tensors = dict(_model_tensors(self._experiment.model))
+        tensors |= {f"buffers/{name}": buffer for name, buffer in _other_buffers(self._experiment.model)}
         data: dict[str, Any] = {}
         for name, value in self._parts().items():
             data[name], found = pack(name, value)
@@ -124,6 +125,22 @@ class TrainingState:
         for name, module in self._experiment.model.named_modules():
             if name in extra:
                 module.set_extra_state(extra[name])
+        self._restore_other_buffers(tensors)
+
+    def _restore_other_buffers(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """A cache may have grown since the model was made: its shape is the checkpoint's, not the file's."""
+        found = dict(_other_buffers(self._experiment.model))
+        for name, tensor in tensors.items():
+            buffer = found.get(name.removeprefix("buffers/")) if name.startswith("buffers/") else None
+            if buffer is None:
+                continue
+            if _form(buffer) == _form(tensor):
+                with torch.no_grad():
+                    buffer.copy_(tensor)
+            else:
+                owner, _, leaf = name.removeprefix("buffers/").rpartition(".")
+                module = self._experiment.model.get_submodule(owner)
+                setattr(module, leaf, tensor.to(buffer.device, copy=True))
 
     def _restore_optimizer(self, saved: dict[str, Any], options: Sequence[Mapping[str, Any]]) -> None:
         optimizer = self._experiment.optimizer
@@ -148,6 +165,14 @@ def _model_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
         if id(value) not in seen:
             seen.add(id(value))
             yield f"model/{name}", value
+
+
+def _other_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers that the model's own state_dict leaves out: non-persistent, and changed all the same."""
+    own = {id(tensor) for _, tensor in _model_tensors(model)}
+    for name, buffer in model.named_buffers():
+        if id(buffer) not in own:
+            yield name, buffer
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -57,6 +57,23 @@ class Named(nn.Module):
         self.my_extra_state = nn.Parameter(torch.zeros(3))
 
 
+class Unkept(nn.Module):
+    """Changes a buffer that is not persistent, and grows another, as rotary and key-value caches do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3), persistent=False)
+        self.inner.register_buffer("cache", torch.zeros(0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.inner.cache, torch.Tensor)
+        assert isinstance(self.mean, torch.Tensor)
+        self.mean.mul_(0.5).add_(x.mean(0))
+        self.inner.cache = torch.cat([self.inner.cache, x.detach().flatten()[:1]])
+        return self.inner(x + self.mean)  # type: ignore[no-any-return]
+
+
 class Adapters(nn.Module):
     """Names a part of its parameters only."""
 
@@ -121,6 +138,22 @@ def test_everything_that_training_changed_comes_back_bit_for_bit():
     assert all(torch.equal(tensors[name], again[name]) for name in tensors)
     assert target.state["best"].state_dict() == {"value": 0.25}
     assert target.model.extra == {"seen": 7}
+    train(source, 1)
+    train(target, 1)
+    ours, theirs = state_of(source).capture()[0], state_of(target).capture()[0]
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_buffers_that_are_not_persistent_come_back_in_the_shape_they_had():
+    source, target = make(Unkept()), make(Unkept())
+    train(source)
+    tensors, _ = moved(source, target)
+    again, _ = state_of(target).capture()
+    assert {name for name in tensors if name.startswith("buffers/")} == {
+        "buffers/mean",
+        "buffers/inner.cache",
+    }
+    assert all(torch.equal(tensors[name], again[name]) for name in tensors)
     train(source, 1)
     train(target, 1)
     ours, theirs = state_of(source).capture()[0], state_of(target).capture()[0]

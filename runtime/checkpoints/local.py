@@ -153,8 +153,8 @@ class LocalStore:
     def _translated(self, verb: str, key: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            if verb == "read":
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if verb == "read":  # also where a checkpoint's folder has been replaced by a file
                 raise Missing(f"{self.root / key}") from error
             raise self._unavailable(verb, key, error) from error
         except OSError as error:

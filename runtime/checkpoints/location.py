@@ -65,8 +65,9 @@ def open_store(spec: str, env: Mapping[str, str]) -> Store:
     from runtime.checkpoints.local import LocalStore
 
     root = Path(os.path.abspath(Path(spec).expanduser()))  # noqa: PTH100  (resolve() would follow links)
-    if root.exists() and not root.is_dir():
-        raise Rejected(f"--location {spec} is a file; name a directory, or one that can be made")
+    nearest = next(path for path in (root, *root.parents) if path.exists())
+    if not nearest.is_dir():
+        raise Rejected(f"--location {spec}: {nearest} is a file; name a directory, or one that can be made")
     return LocalStore(root)
 
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fix_hash_seed() -> None:
-    """Begin this process anew, in 0.05 s, where the order of a set of texts is drawn anew by each process.
+    """Begin this process anew where the order of a set of texts is drawn anew by each process.
 
     A vocabulary that a file makes with `set` would be another one in each attempt, and its resume nonsense.
     """

@@ -107,6 +107,15 @@ def test_where_a_directory_should_be_stands_a_file(tmp_path):
         store.put("run.json", b"{}")
 
 
+def test_a_checkpoints_folder_that_is_a_file_now_is_missing_not_out_of_reach(store):
+    store.put("step-00000004/a", b"x")
+    (store.root / "step-00000004" / "a").unlink()
+    (store.root / "step-00000004").rmdir()
+    (store.root / "step-00000004").write_text("somebody's")
+    with pytest.raises(Missing):
+        store.get("step-00000004/a")
+
+
 def test_a_listing_survives_what_is_deleted_under_it(store):
     for number in range(5):
         store.put(f"step-{number:08d}/file", b"")

@@ -76,10 +76,11 @@ def test_what_is_no_location_is_rejected(spec):
         open_location(spec, {})
 
 
-def test_a_file_is_no_location(tmp_path):
+@pytest.mark.parametrize("below", ["", "one", "one/two"])
+def test_a_file_is_no_location_and_has_none_below_it(tmp_path, below):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Rejected, match=r"is a file; name a directory"):
-        open_location(str(tmp_path / "file"), {})
+    with pytest.raises(Rejected, match=r"/file is a file; name a directory"):
+        open_location(str(tmp_path / "file" / below), {})
 
 
 def test_nothing_there_means_step_0(store):

@@ -198,6 +198,7 @@ class Saver:
             if save.error is not None and save.record_untouched and not save.abandoned.is_set():
                 self._discard(save)
             save.tidied.set()
+            _log.debug("the save of step %s is over", save.step)
 
     def _discard(self, save: _Save) -> None:
         """Delete the files of a save that failed before the record could name it: the disk may be full."""

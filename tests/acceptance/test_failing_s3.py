@@ -504,11 +504,12 @@ def fill_the_disk(run: ForkedRun) -> tuple[int, int]:
 def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_and_is_said(on_a_disk: SmallRun, large: Outcome):
     for step in (3, 8):
         hold(on_a_disk, step)
-    running = on_a_disk.start()
+    running = on_a_disk.start("--verbose")
     await_held(on_a_disk, 3)
     before = fill_the_disk(running)
     let_go(on_a_disk, 3)
-    await_said(running, "the checkpoint of step 5 is not stored")
+    await_said(running, "the save of step 5 is over")
+    assert says(running, "the checkpoint of step 5 is not stored")
     assert says(running, "free some space")
     await_held(on_a_disk, 8)
     assert list(Path(on_a_disk.location).glob("step-*")) == []

@@ -186,7 +186,7 @@ def test_down_while_a_save_fails_too_the_next_checkpoint_carries_what_that_one_w
     hold(run, 10)
     env = {**down(server), **QUICK_RETRIES}
     dying = run.start("--verbose", env=env, calls=CallPlan(call=PUBLISHED))
-    # Until it is over the saver takes no other: the checkpoint due at 10 would be put off, past the gate there.
+    # Until then the saver takes no other: the checkpoint due at 10 would be put off, past the gate there.
     wait_until(lambda: "the save of step 5 is over" in dying.said, within_s=40)
     assert "the checkpoint of step 5 is not stored" in dying.said
     assert "step-00000005" not in " ".join(bucket.keys()), "it is cleared up"

@@ -58,9 +58,8 @@ class DataDir:
         def first(connection: Connection) -> None:
             now_ms = store.clock_ms()
             organisation = access.create_organisation(connection, "local", now_ms=now_ms)
-            _write_private(
-                self.key_file, access.create_key(connection, organisation, "first", now_ms=now_ms) + "\n"
-            )
+            key = access.create_key(connection, organisation, "first", role="owner", now_ms=now_ms)
+            _write_private(self.key_file, key + "\n")
 
         store.write_now(first)
 

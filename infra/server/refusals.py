@@ -27,6 +27,7 @@ _STATUS = {
     "folder_already_exists": 409,
     "folder_move_conflict": 409,
     "folder_not_found": 404,
+    "forbidden": 403,
     "invalid_event": 422,
     "limit_exceeded": 422,
     "malformed_request": 400,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
-from infra.server.api.context import store_of, viewer_of
+from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.charts import PointCache, buckets, newest_copies, own_copies
 from infra.server.refusals import Refused
 from infra.server.store import experiments, series, sessions
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = APIRouter(route_class=GuardedRoute)
 _MAX_CURVES = 50
 
 
 @router.get("/api/experiments/{experiment_id}/chart")
+@needs("read", keyless=True)
 async def chart(
     request: Request,
     experiment_id: str,
@@ -40,7 +41,7 @@ async def chart(
 
     One a partition, the newest attempt's copy of each step; with `copies=all` one an attempt that wrote it.
     """
-    organisation = await viewer_of(request)
+    organisation = principal_of(request).organisation
     cache: PointCache = request.app.state.point_cache
 
     def read(connection: Connection) -> bytes:

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from infra.server.api.body import OFFER_GZIP, read_body
-from infra.server.api.context import session_of, store_of
+from infra.server.api.context import GuardedRoute, needs, session_of, store_of
 from infra.server.api.envelopes import Reply, convert, decode_batch, encode_replies
 from infra.server.limits import check, check_message_id, check_value, compact_object, partition
 from infra.server.refusals import Refused
@@ -17,7 +17,7 @@ from runtime.events import limits
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = APIRouter(route_class=GuardedRoute)
 _P = "syvain.v2.experiment."
 
 
@@ -90,6 +90,7 @@ _NAMES: dict[str, Literal["started", "done", "errored"]] = {
 
 
 @router.post("/api/v2/experiments/{experiment_id}/events")
+@needs("ingest")
 async def experiment_events(experiment_id: str, request: Request) -> Response:
     """Apply a batch: each event once, in order, each answered for itself. An empty one is a sign of life."""
     session = await session_of(request, experiment_id)

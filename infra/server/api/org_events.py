@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
 from infra.server.api.body import OFFER_GZIP, read_body
-from infra.server.api.context import organisation_of, store_of
+from infra.server.api.context import GuardedRoute, Principal, needs, principal_of, store_of
 from infra.server.api.envelopes import Envelope, Reply, convert, decode_batch, encode_replies
 from infra.server.limits import check, check_folder_name, compact_object
 from infra.server.refusals import Refused
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = APIRouter(route_class=GuardedRoute)
 S = TypeVar("S", bound=msgspec.Struct)
 _PREFIX = "syvain.v2."
 _MAX_IDS = 500
@@ -94,26 +94,28 @@ _Handler = Callable[[Connection, _Asked], Reply]
 
 
 @router.post("/api/v2/events")
+@needs("read")
 async def org_events(request: Request) -> Response:
     """Answer a batch in order. Message ids are for correlation only: clients reuse them."""
-    organisation = await organisation_of(request)
+    principal = principal_of(request)
     events = decode_batch(await read_body(request), _decoder)
     correlations, replies = [], []
     for event in events:
         message_id = str(event["messageId"]) if isinstance(event, dict) else event.messageId
         correlations.append(message_id)
-        replies.append(await _answer(store_of(request), event, organisation.id))
+        replies.append(await _answer(store_of(request), event, principal))
     return Response(encode_replies(correlations, replies), headers=OFFER_GZIP, media_type="application/json")
 
 
-async def _answer(store: Store, event: _Envelope | dict[str, Any], organisation_id: int) -> Reply:
+async def _answer(store: Store, event: _Envelope | dict[str, Any], principal: Principal) -> Reply:
     try:
         if isinstance(event, dict):
             event = _converted(event)
-        asked = _Asked(event.data, organisation_id, store.clock_ms())
+        asked = _Asked(event.data, principal.organisation.id, store.clock_ms())
         if (query := _QUERIES.get(event.event)) is not None:
             return await store.read(lambda connection: query(connection, asked))
         if (change := _CHANGES.get(event.event)) is not None:
+            principal.demand("write")
             return await store.write(lambda connection: change(connection, asked))
         return Refused("event_not_known", f"no event of this address is named {event.event[:80]!r}")
     except Refused as refusal:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 
 from infra.server.api.body import read_body
-from infra.server.api.context import organisation_of, store_of
+from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.api.envelopes import Envelope, convert, decode_loosely, reply_line
 from infra.server.refusals import Refused
 from infra.server.store import experiments, series
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = APIRouter(route_class=GuardedRoute)
 _EVENT = "syvain.v2.query.experimentseries"
 _MAX_NAMES = 1000
 _FRAME_POINTS = 8192
@@ -51,9 +51,10 @@ _Envelope = Envelope[_Query]
 
 
 @router.post("/api/v2/query/series")
+@needs("read")
 async def query_series(request: Request) -> Response:
     """Stream every partition's points along the axis, a summary for each name, and `done` last."""
-    organisation = await organisation_of(request)
+    organisation = principal_of(request).organisation
     envelope = _decoded(decode_loosely(await read_body(request)))
     lines = _lines(store_of(request), organisation.id, envelope)
     return StreamingResponse(_in_threads(lines), media_type="application/x-ndjson")

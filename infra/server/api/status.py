@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from infra.server.api.context import organisation_of, store_of
+from infra.server.api.context import require, store_of
 
 __all__ = ["router"]
 
@@ -24,7 +24,7 @@ async def healthz(request: Request) -> dict[str, str]:
 @router.get("/api/v2/auth/status")
 async def auth_status(request: Request) -> dict[str, Any]:
     """Say whom a key acts for."""
-    organisation = await organisation_of(request)
+    organisation = (await require(request, "read")).organisation
     return {
         "data": {
             "auth": {"kind": "api_key"},

@@ -6,13 +6,29 @@ import hashlib
 import secrets
 import uuid
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from sqlalchemy import Connection, insert, select
 
 from infra.server.store.database import new_id
 from infra.server.store.schema import keys, organisations
 
-__all__ = ["Organisation", "create_key", "create_organisation", "find_key", "hash_secret", "new_secret"]
+__all__ = [
+    "ROLES",
+    "Key",
+    "Organisation",
+    "Role",
+    "create_key",
+    "create_organisation",
+    "find_key",
+    "first_organisation",
+    "hash_secret",
+    "new_secret",
+]
+
+Role = Literal["viewer", "member", "owner"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""What people and keys may do, the least first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +38,15 @@ class Organisation:
     id: int
     uid: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that is good: whom it acts for and as what."""
+
+    id: int
+    organisation: Organisation
+    role: Role
 
 
 def new_secret(prefix: str) -> str:
@@ -44,7 +69,9 @@ def create_organisation(connection: Connection, name: str, *, now_ms: int) -> Or
     return Organisation(new_id(row), uid, name)
 
 
-def create_key(connection: Connection, organisation: Organisation, name: str, *, now_ms: int) -> str:
+def create_key(
+    connection: Connection, organisation: Organisation, name: str, *, role: Role, now_ms: int
+) -> str:
     """Store a new key and return its secret, which cannot be read again."""
     secret = new_secret("slk")
     connection.execute(
@@ -53,6 +80,7 @@ def create_key(connection: Connection, organisation: Organisation, name: str, *,
             organisation_id=organisation.id,
             name=name,
             hash=hash_secret(secret),
+            role=role,
             created_ms=now_ms,
         )
     )
@@ -65,11 +93,11 @@ def first_organisation(connection: Connection) -> Organisation | None:
     return Organisation(row.id, row.uid, row.name) if row else None
 
 
-def find_key(connection: Connection, secret: str) -> Organisation | None:
-    """Return the organisation that a key acts for; None when it is unknown or revoked."""
+def find_key(connection: Connection, secret: str) -> Key | None:
+    """Return a key by its secret; None when it is unknown or revoked."""
     row = connection.execute(
-        select(organisations.c.id, organisations.c.uid, organisations.c.name)
+        select(organisations.c.id, organisations.c.uid, organisations.c.name, keys.c.id, keys.c.role)
         .join(keys, keys.c.organisation_id == organisations.c.id)
         .where(keys.c.hash == hash_secret(secret), keys.c.revoked_ms.is_(None))
     ).first()
-    return Organisation(row.id, row.uid, row.name) if row else None
+    return Key(row[3], Organisation(row[0], row[1], row[2]), row[4]) if row else None

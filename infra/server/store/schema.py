@@ -30,13 +30,17 @@ __all__ = [
     "folders",
     "keys",
     "lifecycle",
+    "memberships",
     "message_holes",
     "metadata",
     "organisations",
+    "people",
     "points",
     "series",
     "sessions",
+    "sign_ins",
     "tokens",
+    "views",
 ]
 
 metadata = MetaData(
@@ -85,6 +89,56 @@ keys = Table(
     Column("hash", LargeBinary, nullable=False, unique=True),
     Column("created_ms", BigInteger, nullable=False),
     Column("revoked_ms", BigInteger),
+    Column("role", Text, nullable=False, server_default="viewer"),
+    Column("last_used_ms", BigInteger),
+)
+
+# A person may be a member of several organisations. Without a password nobody signs in as them.
+people = Table(
+    "people",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("email", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("password_hash", Text),
+    Column("created_ms", BigInteger, nullable=False),
+)
+
+memberships = Table(
+    "memberships",
+    metadata,
+    Column("organisation_id", _Id, ForeignKey("organisations.id"), primary_key=True, autoincrement=False),
+    Column("person_id", _Id, ForeignKey("people.id"), primary_key=True, autoincrement=False),
+    Column("role", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Index("ix_memberships_person_id", "person_id"),
+)
+
+# A person's browser, within one organisation at a time.
+sign_ins = Table(
+    "sign_ins",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("hash", LargeBinary, nullable=False, unique=True),
+    Column("person_id", _Id, ForeignKey("people.id"), nullable=False, index=True),
+    Column("organisation_id", _Id, ForeignKey("organisations.id"), nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False, index=True),
+)
+
+# A saved setup of the app; it holds ids, so that renames and moves do not break it.
+views = Table(
+    "views",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("organisation_id", _Id, ForeignKey("organisations.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("setup", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+    UniqueConstraint("organisation_id", "name"),
 )
 
 folders = Table(

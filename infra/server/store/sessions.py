@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, insert, select, update
 
 from infra.server.refusals import Refused
-from infra.server.store.access import hash_secret, new_secret
+from infra.server.store.access import Organisation, hash_secret, new_secret
 from infra.server.store.database import AnyRow, new_id
-from infra.server.store.schema import experiments, sessions, tokens
+from infra.server.store.schema import experiments, organisations, sessions, tokens
 
 __all__ = [
     "TOKEN_LIFETIME_MS",
+    "TOKEN_PREFIX",
     "Session",
     "Token",
     "attempts",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 TOKEN_LIFETIME_MS = 24 * 3_600_000
+TOKEN_PREFIX = "slt_"  # noqa: S105 - what every token begins with
 _OWN_ID = re.compile(r"([0-9a-f]{32})\.(0|[1-9][0-9]{0,14})")
 
 
@@ -70,7 +72,7 @@ def begin(connection: Connection, experiment_id: int, *, now_ms: int) -> int:
 
 def issue(connection: Connection, session_id: int, *, now_ms: int) -> Token:
     """Store a new token of a session. Older ones stay good until they expire or are revoked."""
-    token = Token(new_secret("slt"), now_ms + TOKEN_LIFETIME_MS)
+    token = Token(new_secret(TOKEN_PREFIX.rstrip("_")), now_ms + TOKEN_LIFETIME_MS)
     connection.execute(
         insert(tokens).values(
             hash=hash_secret(token.secret),
@@ -82,12 +84,18 @@ def issue(connection: Connection, session_id: int, *, now_ms: int) -> Token:
     return token
 
 
-def find(connection: Connection, secret: str, experiment_uid: str, *, now_ms: int) -> Session | None:
-    """Return the session of a token; None when it is unknown, revoked, expired or another experiment's."""
+def find(
+    connection: Connection, secret: str, experiment_uid: str | None, *, now_ms: int
+) -> tuple[Organisation, Session] | None:
+    """Return whose a token is, and its session; None when it is unknown, revoked, expired or another's.
+
+    `experiment_uid` unset means any experiment.
+    """
     row = _token_row(connection, secret, experiment_uid)
     if row is None or row.revoked_ms is not None or row.expires_ms <= now_ms:
         return None
-    return Session(row.session_id, row.experiment_id, experiment_uid)
+    organisation = Organisation(row.organisation_id, row.organisation_uid, row.organisation_name)
+    return organisation, Session(row.session_id, row.experiment_id, row.experiment_uid)
 
 
 def refresh(
@@ -159,16 +167,23 @@ def _began(row: AnyRow) -> tuple[int, bool, int]:
     return (row.opened_id or row.id, not row.carried, row.id)
 
 
-def _token_row(connection: Connection, secret: str, experiment_uid: str) -> AnyRow | None:
-    return connection.execute(
+def _token_row(connection: Connection, secret: str, experiment_uid: str | None) -> AnyRow | None:
+    found = (
         select(
             tokens.c.session_id,
             tokens.c.expires_ms,
             tokens.c.revoked_ms,
             sessions.c.experiment_id,
+            experiments.c.uid.label("experiment_uid"),
             experiments.c.organisation_id,
+            organisations.c.uid.label("organisation_uid"),
+            organisations.c.name.label("organisation_name"),
         )
         .join(sessions, sessions.c.id == tokens.c.session_id)
         .join(experiments, experiments.c.id == sessions.c.experiment_id)
-        .where(tokens.c.hash == hash_secret(secret), experiments.c.uid == experiment_uid)
-    ).first()
+        .join(organisations, organisations.c.id == experiments.c.organisation_id)
+        .where(tokens.c.hash == hash_secret(secret))
+    )
+    if experiment_uid is not None:
+        found = found.where(experiments.c.uid == experiment_uid)
+    return connection.execute(found).first()

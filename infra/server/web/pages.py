@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from infra.server.api.context import store_of, viewer_of
+from infra.server.api.context import require, store_of
 from infra.server.refusals import Refused
 from infra.server.web import views
 
@@ -55,7 +55,7 @@ async def _page(
     """Render a view of the organisation that may be looked at; a refusal is a page too."""
     store = store_of(request)
     try:
-        organisation = await viewer_of(request)
+        organisation = (await require(request, "read", keyless=True)).organisation
         shown = await store.read(lambda connection: view(connection, organisation.id, store.clock_ms()))
     except Refused as refusal:
         return _render("refused.html", {"refusal": refusal}, refusal.status)

@@ -1,8 +1,77 @@
 """The whole model: what each part of the server keeps, one function a part."""
 
+import sqlalchemy as sa
+from alembic import op
+
 revision = "0002"
 down_revision = "0001"
+
+_id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
     """From the first tables, with what they hold."""
+    _people_and_roles()
+
+
+def _people_and_roles() -> None:
+    """Whoever had a key so far had made the organisation: an owner. A key without a role may only look."""
+    op.add_column("keys", sa.Column("role", sa.Text(), nullable=False, server_default="viewer"))
+    op.execute("UPDATE keys SET role = 'owner'")
+    op.add_column("keys", sa.Column("last_used_ms", sa.BigInteger(), nullable=True))
+    op.create_table(
+        "people",
+        sa.Column("id", _id, nullable=False),
+        sa.Column("uid", sa.Text(), nullable=False),
+        sa.Column("email", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("password_hash", sa.Text(), nullable=True),
+        sa.Column("created_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_people"),
+        sa.UniqueConstraint("uid", name="uq_people_uid"),
+        sa.UniqueConstraint("email", name="uq_people_email"),
+    )
+    op.create_table(
+        "memberships",
+        sa.Column("organisation_id", _id, autoincrement=False, nullable=False),
+        sa.Column("person_id", _id, autoincrement=False, nullable=False),
+        sa.Column("role", sa.Text(), nullable=False),
+        sa.Column("created_ms", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["organisation_id"], ["organisations.id"], name="fk_memberships_organisation_id"
+        ),
+        sa.ForeignKeyConstraint(["person_id"], ["people.id"], name="fk_memberships_person_id"),
+        sa.PrimaryKeyConstraint("organisation_id", "person_id", name="pk_memberships"),
+    )
+    op.create_index("ix_memberships_person_id", "memberships", ["person_id"])
+    op.create_table(
+        "sign_ins",
+        sa.Column("id", _id, nullable=False),
+        sa.Column("hash", sa.LargeBinary(), nullable=False),
+        sa.Column("person_id", _id, nullable=False),
+        sa.Column("organisation_id", _id, nullable=False),
+        sa.Column("created_ms", sa.BigInteger(), nullable=False),
+        sa.Column("expires_ms", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["person_id"], ["people.id"], name="fk_sign_ins_person_id"),
+        sa.ForeignKeyConstraint(
+            ["organisation_id"], ["organisations.id"], name="fk_sign_ins_organisation_id"
+        ),
+        sa.PrimaryKeyConstraint("id", name="pk_sign_ins"),
+        sa.UniqueConstraint("hash", name="uq_sign_ins_hash"),
+    )
+    op.create_index("ix_sign_ins_person_id", "sign_ins", ["person_id"])
+    op.create_index("ix_sign_ins_expires_ms", "sign_ins", ["expires_ms"])
+    op.create_table(
+        "views",
+        sa.Column("id", _id, nullable=False),
+        sa.Column("uid", sa.Text(), nullable=False),
+        sa.Column("organisation_id", _id, nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("setup", sa.Text(), nullable=False),
+        sa.Column("created_ms", sa.BigInteger(), nullable=False),
+        sa.Column("updated_ms", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["organisation_id"], ["organisations.id"], name="fk_views_organisation_id"),
+        sa.PrimaryKeyConstraint("id", name="pk_views"),
+        sa.UniqueConstraint("uid", name="uq_views_uid"),
+        sa.UniqueConstraint("organisation_id", "name", name="uq_views_organisation_id_name"),
+    )

@@ -28,6 +28,8 @@ __all__ = [
     "applied_ids",
     "experiments",
     "folders",
+    "idempotency_keys",
+    "ingestion_keys",
     "keys",
     "lifecycle",
     "memberships",
@@ -36,6 +38,7 @@ __all__ = [
     "organisations",
     "people",
     "points",
+    "readiness",
     "series",
     "sessions",
     "sign_ins",
@@ -183,6 +186,10 @@ experiments = Table(
     Column("started_session_id", _Id),
     Column("experiment_revision", BigInteger, nullable=False),
     Column("series_revision", BigInteger, nullable=False),
+    # What people read instead of the slug; unset, the slug.
+    Column("display_name", Text),
+    # Set, it is there for nobody any more and its rows go away piece by piece; the slug is free again.
+    Column("deleted_ms", BigInteger),
     UniqueConstraint("organisation_id", "slug"),
 )
 
@@ -285,4 +292,38 @@ lifecycle = Table(
     Column("error_message", Text),
     Column("error_meta", Text),
     Column("at_ms", BigInteger, nullable=False),
+)
+
+# Tokens that the REST API hands out for writing to one experiment, each with a session of its own. When they
+# expire and whether they were revoked stands in tokens.
+ingestion_keys = Table(
+    "ingestion_keys",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("experiment_id", _Id, ForeignKey("experiments.id"), nullable=False, index=True),
+    Column("session_id", _Id, ForeignKey("sessions.id"), nullable=False, unique=True),
+    Column("token_id", _Id, ForeignKey("tokens.id"), nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("last_used_ms", BigInteger),
+)
+
+# What was answered to requests that a client may repeat. `request_hash` tells the same request from another
+# one that came under the same key.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("organisation_id", _Id, primary_key=True, autoincrement=False),
+    Column("hash", LargeBinary, primary_key=True),
+    Column("request_hash", LargeBinary, nullable=False),
+    Column("reply", LargeBinary, nullable=False),
+    Column("created_ms", BigInteger, nullable=False, index=True),
+)
+
+# One row that is written to find out whether anything can be.
+readiness = Table(
+    "readiness",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=False),
+    Column("checked_ms", BigInteger, nullable=False),
 )

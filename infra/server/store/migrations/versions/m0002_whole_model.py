@@ -12,6 +12,7 @@ _id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 def upgrade() -> None:
     """From the first tables, with what they hold."""
     _people_and_roles()
+    _rest()
 
 
 def _people_and_roles() -> None:
@@ -74,4 +75,46 @@ def _people_and_roles() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_views"),
         sa.UniqueConstraint("uid", name="uq_views_uid"),
         sa.UniqueConstraint("organisation_id", "name", name="uq_views_organisation_id_name"),
+    )
+
+
+def _rest() -> None:
+    """Display names, deletion in pieces, ingestion keys, and requests that may be repeated."""
+    op.add_column("experiments", sa.Column("display_name", sa.Text(), nullable=True))
+    op.add_column("experiments", sa.Column("deleted_ms", sa.BigInteger(), nullable=True))
+    op.create_table(
+        "ingestion_keys",
+        sa.Column("id", _id, nullable=False),
+        sa.Column("uid", sa.Text(), nullable=False),
+        sa.Column("experiment_id", _id, nullable=False),
+        sa.Column("session_id", _id, nullable=False),
+        sa.Column("token_id", _id, nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("last_used_ms", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name="fk_ingestion_keys_experiment_id"
+        ),
+        sa.ForeignKeyConstraint(["session_id"], ["sessions.id"], name="fk_ingestion_keys_session_id"),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name="fk_ingestion_keys_token_id"),
+        sa.PrimaryKeyConstraint("id", name="pk_ingestion_keys"),
+        sa.UniqueConstraint("uid", name="uq_ingestion_keys_uid"),
+        sa.UniqueConstraint("session_id", name="uq_ingestion_keys_session_id"),
+        sa.UniqueConstraint("token_id", name="uq_ingestion_keys_token_id"),
+    )
+    op.create_index("ix_ingestion_keys_experiment_id", "ingestion_keys", ["experiment_id"])
+    op.create_table(
+        "idempotency_keys",
+        sa.Column("organisation_id", _id, autoincrement=False, nullable=False),
+        sa.Column("hash", sa.LargeBinary(), nullable=False),
+        sa.Column("request_hash", sa.LargeBinary(), nullable=False),
+        sa.Column("reply", sa.LargeBinary(), nullable=False),
+        sa.Column("created_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("organisation_id", "hash", name="pk_idempotency_keys"),
+    )
+    op.create_index("ix_idempotency_keys_created_ms", "idempotency_keys", ["created_ms"])
+    op.create_table(
+        "readiness",
+        sa.Column("id", _id, autoincrement=False, nullable=False),
+        sa.Column("checked_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_readiness"),
     )

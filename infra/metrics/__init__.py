@@ -1,0 +1,1 @@
+"""`syvain-metrics`: the Metrics server from the command line."""

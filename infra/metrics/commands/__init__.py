@@ -1,0 +1,1 @@
+"""One module per command group; what a command needs is imported when it runs."""

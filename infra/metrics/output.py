@@ -1,0 +1,88 @@
+"""What a command prints: tables for people, JSON for programs, and nothing else on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["compact", "print_fields", "print_json", "print_table", "print_text", "say", "shown", "time_of"]
+
+_AS_WIDE_AS_NEEDED = 1 << 16
+
+
+def say(text: str) -> None:
+    """Tell the user something on standard error."""
+    sys.stderr.write(text + "\n")
+
+
+def print_text(text: str) -> None:
+    """Print one line of data."""
+    sys.stdout.write(text + "\n")
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document; numbers read back to the same value."""
+    print_text(json.dumps(value, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table. Where nobody looks (a pipe, a file) it has no colour and cuts and wraps nothing."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    looked_at = sys.stdout.isatty()
+    console = Console(
+        file=sys.stdout,
+        width=None if looked_at else _AS_WIDE_AS_NEEDED,
+        no_color=not looked_at or bool(os.environ.get("NO_COLOR")),
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=not looked_at)
+    for row in rows:
+        table.add_row(*[Text(shown(cell)) for cell in row])
+    console.print(table)
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """Print one thing: a name and a value on each line; what is unset is left out."""
+    width = max((len(name) for name in fields), default=0)
+    for name, value in fields.items():
+        if value is not None:
+            print_text(f"{name:<{width}}  {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Return a value as people read it. Characters that could move a terminal's cursor are escaped."""
+    if value is None:
+        return ""
+    if isinstance(value, dict | list):
+        text = compact(value)
+    else:
+        text = repr(value) if isinstance(value, float) else str(value)
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def compact(value: object) -> str:
+    """Return compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def time_of(timestamp_ms: int | None) -> str | None:
+    """Return a time in UTC as people read it, to the second; unset stays unset."""
+    if timestamp_ms is None:
+        return None
+    try:
+        return f"{datetime.fromtimestamp(timestamp_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"  # past the year 9999

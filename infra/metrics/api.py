@@ -10,10 +10,10 @@ import uuid
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-import httpx
 import msgspec
 
 from infra.metrics.errors import Refused, Unavailable
+from infra.metrics.http import httpx
 from runtime import __version__
 
 if TYPE_CHECKING:

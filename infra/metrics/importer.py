@@ -133,7 +133,7 @@ class Importer:
         if tells:
             report.ending = _ending(attempts[-1])
         elif ended is not None and record["status"] in {"created", "running"}:
-            report.ending = "not told: the experiment was heard of since, or in the last two minutes"
+            report.ending = "not told: the server heard of the run later, or less than two minutes ago"
 
     def _is_news(self, record: dict[str, Any], ended: wire.Line) -> bool:
         """Whether a file may say how a run ended: nobody else did, and no later process is alive or was."""
@@ -141,7 +141,7 @@ class Importer:
         return (
             record["status"] in {"created", "running"}
             and self._now_ms() - heard_ms > QUIET_MS
-            and ended.ts_ms >= (record["lastEventAtMs"] or 0) - QUIET_MS
+            and ended.ts_ms >= (record["lastEventAtMs"] or 0)
         )
 
     def _batches(

@@ -1,0 +1,50 @@
+"""infra.metrics.output: tables and JSON that say what there is and move no cursor."""
+
+import json
+
+import pytest
+
+from infra.metrics.output import print_fields, print_json, print_table, shown, time_of
+
+
+def test_a_table_in_a_pipe_cuts_and_wraps_nothing(capsys):
+    long = "x" * 500
+    print_table(("A", "B"), [(long, 1), ("short [red]y", None)])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [f"A{' ' * 499}  B", f"{long}  1", "short [red]y"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (0.1, "0.1"),
+        (1e300, "1e+300"),
+        (-0.0, "-0.0"),
+        ({"a": [1, 2.0]}, '{"a":[1,2.0]}'),
+        ("über", "über"),
+        ("\x1b[2Jgone\n", "\\x1b[2Jgone\\n"),
+    ],
+)
+def test_a_value_is_shown_as_people_read_it(value, text):
+    assert shown(value) == text
+
+
+def test_json_reads_back_to_the_same(capsys):
+    value = {"a": [0.1, -0.0, 5e-324, 2**70, 1.0], "b": "é\x00"}
+    print_json(value)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert repr(json.loads(line)) == repr(value)
+
+
+def test_what_is_unset_is_no_line(capsys):
+    print_fields({"slug": "run", "error": None, "status": "done"})
+    assert capsys.readouterr().out == "slug    run\nerror   \nstatus  done\n".replace("error   \n", "")
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "text"),
+    [(None, None), (0, "1970-01-01 00:00:00Z"), (2**53 - 1, "9007199254740991 ms")],
+)
+def test_a_time_is_in_utc(at_ms, text):
+    assert time_of(at_ms) == text

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = [
+    "MAX_MESSAGE_ID_BYTES",
     "Partition",
     "check",
+    "check_display_name",
+    "check_error_parts",
     "check_folder_name",
     "check_message_id",
     "check_value",
@@ -28,7 +31,7 @@ __all__ = [
 
 V = TypeVar("V")
 
-_MAX_MESSAGE_ID_BYTES = 256
+MAX_MESSAGE_ID_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,36 @@ def check_folder_name(name: str) -> None:
         raise ValueError(f"a folder's name must be 1 to 200 UTF-16 units without `/`, got {name[:60]!a}")
 
 
+def check_display_name(name: str) -> None:
+    """Refuse an experiment's display name unless it is 1 to 200 UTF-16 units.
+
+    Raises:
+        ValueError: It is not.
+    """
+    units = limits.utf16_units(name)
+    if not 1 <= units <= 200 or not _is_text(name):
+        raise ValueError(f"a display name must be 1 to 200 UTF-16 units, got {units}: {name[:60]!a}")
+
+
+def check_error_parts(parts: tuple[str, str]) -> None:
+    """Refuse an error's name and detail unless they are at most 500 and 8,000 UTF-16 units.
+
+    Raises:
+        ValueError: They are not.
+    """
+    name, detail = (limits.utf16_units(part) for part in parts)
+    if name > 500 or detail > limits.MAX_ERROR_UNITS:
+        raise ValueError(
+            f"an error's name and detail take at most 500 and {limits.MAX_ERROR_UNITS:,} UTF-16 units,"
+            f" got {name:,} and {detail:,}"
+        )
+
+
 def check_message_id(message_id: str) -> str:
     """Refuse an id that is too long to remember."""
     size = len(message_id.encode())
-    if not 1 <= size <= _MAX_MESSAGE_ID_BYTES:
-        raise Refused("limit_exceeded", f"messageId must be 1 to {_MAX_MESSAGE_ID_BYTES} bytes, got {size}")
+    if not 1 <= size <= MAX_MESSAGE_ID_BYTES:
+        raise Refused("limit_exceeded", f"messageId must be 1 to {MAX_MESSAGE_ID_BYTES} bytes, got {size}")
     return message_id
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RETRYABLE_STATUSES", "Refused", "StoreUnavailable"]
+__all__ = ["RETRYABLE_STATUSES", "Refused", "StoreUnavailable", "Unusable"]
 
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -27,18 +27,31 @@ _STATUS = {
     "folder_already_exists": 409,
     "folder_move_conflict": 409,
     "folder_not_found": 404,
+    "folder_not_empty": 409,
     "forbidden": 403,
+    "idempotency_key_in_progress": 409,
+    "idempotency_key_reused": 422,
+    "ingestion_key_not_found": 404,
     "invalid_event": 422,
+    "key_not_found": 404,
+    "last_owner": 409,
+    "invalid_request": 422,
     "limit_exceeded": 422,
     "malformed_request": 400,
+    "member_already_exists": 409,
+    "member_not_found": 404,
     "metric_not_found": 404,
     "not_found": 404,
-    "loopback_only": 403,
+    "request_timeout": 408,
     "series_limit_exceeded": 422,
     "server_error": 500,
+    "sign_in_refused": 401,
     "token_not_found": 404,
+    "too_many_attempts": 429,
     "unauthorized": 401,
     "unavailable": 503,
+    "view_already_exists": 409,
+    "view_not_found": 404,
 }
 
 
@@ -71,3 +84,7 @@ class StoreUnavailable(Refused):
 
     def __init__(self, reason: str) -> None:
         super().__init__("unavailable", f"the database is not available: {reason}", retry_after_s=2)
+
+
+class Unusable(Exception):
+    """What a command was pointed at cannot be used as it was asked to. The text is one line for people."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, case, func, insert, or_, select, update
 
 from infra.server.refusals import Refused
 from infra.server.store import sessions
@@ -17,7 +17,21 @@ from infra.server.store.schema import experiments
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Opened", "find", "find_all", "hear", "newest", "open_experiment", "record", "revisions"]
+__all__ = [
+    "Opened",
+    "create",
+    "find",
+    "find_all",
+    "hear",
+    "listed",
+    "move",
+    "newest",
+    "open_experiment",
+    "record",
+    "rename",
+    "revisions",
+    "told",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +52,69 @@ def open_experiment(
     now_ms: int,
 ) -> Opened:
     """Open the experiment of a slug, new or not; the newest open's description and meta are shown."""
-    row = connection.execute(
-        select(experiments.c.id, experiments.c.uid).where(
-            experiments.c.organisation_id == organisation_id, experiments.c.slug == slug
-        )
-    ).first()
-    shown = {"description": description, "meta": meta, "updated_ms": now_ms, "last_heartbeat_ms": now_ms}
-    if row is None:
-        experiment_id, uid = _create(connection, organisation_id, slug, shown, now_ms)
-    else:
-        experiment_id, uid = row.id, row.uid
-        connection.execute(
-            update(experiments)
-            .where(experiments.c.id == experiment_id)
-            .values(**shown, experiment_revision=experiments.c.experiment_revision + 1)
-        )
-    session_id = sessions.begin(connection, experiment_id, now_ms=now_ms)
-    return Opened(uid, sessions.issue(connection, session_id, now_ms=now_ms))
+    row = _at_slug(
+        connection,
+        organisation_id=organisation_id,
+        slug=slug,
+        shown={"description": description, "meta": meta, "last_heartbeat_ms": now_ms},
+        now_ms=now_ms,
+    )
+    session_id = sessions.begin(connection, row.id, now_ms=now_ms)
+    return Opened(row.uid, sessions.issue(connection, session_id, now_ms=now_ms))
+
+
+def create(
+    connection: Connection,
+    *,
+    organisation_id: int,
+    slug: str,
+    description: str,
+    meta: str,
+    folder_id: int | None,
+    now_ms: int,
+) -> AnyRow:
+    """Store an experiment that nobody writes to yet; one that has the slug already is continued.
+
+    `folder_id` says where a new one goes, and one that is at the root; None is the root. Wherever else
+    somebody put it, it stays.
+    """
+    row = _at_slug(
+        connection,
+        organisation_id=organisation_id,
+        slug=slug,
+        shown={"description": description, "meta": meta},
+        now_ms=now_ms,
+    )
+    if row.folder_id is None and folder_id is not None:
+        _set(connection, row.id, folder_id=folder_id)
+    return _row(connection, row.id)
+
+
+def move(connection: Connection, experiment_id: int, folder_id: int | None) -> None:
+    """Put an experiment into a folder, wherever it is; None is the root."""
+    _set(connection, experiment_id, folder_id=folder_id)
+
+
+def rename(connection: Connection, row: AnyRow, display_name: str | None, *, now_ms: int) -> None:
+    """Set the name that people read; None shows the slug again, which never changes."""
+    if row.display_name != display_name:
+        _set(connection, row.id, display_name=display_name, **_changed(now_ms))
 
 
 def hear(connection: Connection, uid: str, *, now_ms: int) -> None:
     """Note a sign of life."""
     connection.execute(update(experiments).where(experiments.c.uid == uid).values(last_heartbeat_ms=now_ms))
+
+
+def told(connection: Connection, experiment_id: int, at_ms: int, *, now_ms: int) -> None:
+    """Note that something happened at a time that is not after now, and that it was heard of now."""
+    last, event_ms = experiments.c.last_event_ms, min(at_ms, now_ms)
+    _set(
+        connection,
+        experiment_id,
+        last_heartbeat_ms=now_ms,
+        last_event_ms=case((or_(last.is_(None), last < event_ms), event_ms), else_=last),
+    )
 
 
 def find(connection: Connection, organisation_id: int, uid: str) -> AnyRow:
@@ -77,9 +132,7 @@ def find(connection: Connection, organisation_id: int, uid: str) -> AnyRow:
 def find_all(connection: Connection, organisation_id: int, uids: Iterable[str]) -> Sequence[AnyRow]:
     """Return the rows of those ids that are the organisation's experiments."""
     return connection.execute(
-        select(experiments).where(
-            experiments.c.organisation_id == organisation_id, experiments.c.uid.in_(list(uids))
-        )
+        select(experiments).where(*_of(organisation_id), experiments.c.uid.in_(list(uids)))
     ).all()
 
 
@@ -87,9 +140,44 @@ def newest(connection: Connection, organisation_id: int, *, limit: int) -> Seque
     """Return the experiments of an organisation that changed last, the newest first."""
     return connection.execute(
         select(experiments)
-        .where(experiments.c.organisation_id == organisation_id)
+        .where(*_of(organisation_id))
         .order_by(experiments.c.updated_ms.desc(), experiments.c.id.desc())
         .limit(limit)
+    ).all()
+
+
+def listed(
+    connection: Connection,
+    organisation_id: int,
+    *,
+    slug: str | None = None,
+    search: str | None = None,
+    status: str | None = None,
+    folder_id: int | Literal[False] | None = False,
+    limit: int,
+    offset: int = 0,
+) -> Sequence[AnyRow]:
+    """Return the experiments that fit, the one that changed last first.
+
+    `slug` is a whole one, `search` a part of one in any case. `folder_id` False means anywhere, None the
+    root.
+    """
+    wanted = _of(organisation_id)
+    if slug is not None:
+        wanted.append(experiments.c.slug == slug)
+    if search:
+        wanted.append(_slug_has(connection, organisation_id, search))
+    if status is not None:
+        wanted.append(experiments.c.status == status)
+    if folder_id is not False:
+        where = experiments.c.folder_id
+        wanted.append(where.is_(None) if folder_id is None else where == folder_id)
+    return connection.execute(
+        select(experiments)
+        .where(*wanted)
+        .order_by(experiments.c.updated_ms.desc(), experiments.c.id.desc())
+        .limit(limit)
+        .offset(offset)
     ).all()
 
 
@@ -101,6 +189,7 @@ def record(row: AnyRow) -> dict[str, Any]:
     return {
         "experimentId": row.uid,
         "slug": row.slug,
+        "displayName": row.display_name,
         "description": row.description,
         "meta": json.loads(row.meta),
         "status": row.status,
@@ -120,13 +209,52 @@ def revisions(row: AnyRow) -> dict[str, int]:
     return {"experimentRevision": row.experiment_revision, "seriesRevision": row.series_revision}
 
 
+def _of(organisation_id: int) -> list[ColumnElement[bool]]:
+    """The conditions that make an experiment one that the organisation has."""
+    return [experiments.c.organisation_id == organisation_id, experiments.c.deleted_ms.is_(None)]
+
+
+def _slug_has(connection: Connection, organisation_id: int, part: str) -> ColumnElement[bool]:
+    """The condition that a slug holds a text in any case. SQLite knows the cases of ASCII alone."""
+    if part.isascii():
+        return func.lower(experiments.c.slug).contains(part.lower(), autoescape=True)
+    rows = connection.execute(select(experiments.c.id, experiments.c.slug).where(*_of(organisation_id)))
+    return experiments.c.id.in_([row.id for row in rows if part.casefold() in row.slug.casefold()])
+
+
+def _at_slug(
+    connection: Connection, *, organisation_id: int, slug: str, shown: dict[str, Any], now_ms: int
+) -> AnyRow:
+    """Return the experiment of a slug, made where there is none; what is shown of it is the newest."""
+    found = connection.execute(
+        select(experiments.c.id).where(*_of(organisation_id), experiments.c.slug == slug)
+    ).scalar()
+    if found is None:
+        found = _create(connection, organisation_id, slug, {**shown, "updated_ms": now_ms}, now_ms)
+    else:
+        _set(connection, found, **shown, **_changed(now_ms))
+    return _row(connection, found)
+
+
+def _row(connection: Connection, experiment_id: int) -> AnyRow:
+    return connection.execute(select(experiments).where(experiments.c.id == experiment_id)).one()
+
+
+def _set(connection: Connection, experiment_id: int, **values: Any) -> None:
+    connection.execute(update(experiments).where(experiments.c.id == experiment_id).values(**values))
+
+
+def _changed(now_ms: int) -> dict[str, Any]:
+    """What goes with every change of the record."""
+    return {"updated_ms": now_ms, "experiment_revision": experiments.c.experiment_revision + 1}
+
+
 def _create(
     connection: Connection, organisation_id: int, slug: str, shown: dict[str, Any], now_ms: int
-) -> tuple[int, str]:
-    uid = str(uuid.uuid4())
+) -> int:
     created = connection.execute(
         insert(experiments).values(
-            uid=uid,
+            uid=str(uuid.uuid4()),
             organisation_id=organisation_id,
             slug=slug,
             status="created",
@@ -136,4 +264,4 @@ def _create(
             **shown,
         )
     )
-    return new_id(created), uid
+    return new_id(created)

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from infra.server.store.commands import Change
     from infra.server.store.database import AnyRow
 
-__all__ = ["apply", "num_started"]
+__all__ = ["QUIET_AFTER_MS", "apply", "last_sign_ms", "num_started", "quiet_ms", "speaker"]
+
+QUIET_AFTER_MS = 120_000
+"""A running experiment that gave no sign for so long is shown as quiet; its status stays what it said."""
 
 
 def apply(
@@ -41,6 +44,28 @@ def apply(
         .where(experiments.c.id == experiment_id)
         .values(updated_ms=now_ms, experiment_revision=experiments.c.experiment_revision + 1, **values)
     )
+
+
+def speaker(connection: Connection, row: AnyRow, *, start: bool, now_ms: int) -> int:
+    """Return the session in whose name somebody with a key tells a status: such a word always counts.
+
+    A start is the newest session's, so that the run is held by whoever opened it last. An end is the end of
+    whoever holds the run.
+    """
+    if not start and row.started_session_id is not None:
+        return int(row.started_session_id)
+    return sessions.newest(connection, row.id, now_ms=now_ms)
+
+
+def last_sign_ms(row: AnyRow) -> int:
+    """Return when an experiment was last heard of, given its row."""
+    return int(max(row.created_ms, row.last_heartbeat_ms or 0, row.last_event_ms or 0))
+
+
+def quiet_ms(row: AnyRow, now_ms: int) -> int | None:
+    """Return for how long a running experiment gave no sign, if that is long; None otherwise."""
+    silence_ms = now_ms - last_sign_ms(row)
+    return silence_ms if row.status == "running" and silence_ms >= QUIET_AFTER_MS else None
 
 
 def num_started(connection: Connection, experiment_id: int) -> int:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from infra.server.refusals import Refused
 from infra.server.store.access import Organisation, hash_secret, new_secret
 from infra.server.store.database import AnyRow, new_id
 from infra.server.store.schema import experiments, organisations, sessions, tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "TOKEN_LIFETIME_MS",
@@ -26,7 +31,9 @@ __all__ = [
     "find",
     "is_older",
     "issue",
+    "newest",
     "parse_message_id",
+    "parse_message_ids",
     "ranks",
     "refresh",
     "revoke",
@@ -50,6 +57,7 @@ class Session:
 class Token:
     """A new token. `secret` cannot be read again."""
 
+    id: int
     secret: str
     expires_ms: int
 
@@ -62,6 +70,28 @@ def parse_message_id(message_id: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
+def parse_message_ids(message_ids: Sequence[str]) -> tuple[str, list[int]] | None:
+    """Return the one session and the sequence numbers of ids that are all of one of our senders; else None.
+
+    The same as `parse_message_id` for each, at a fifth of the time.
+    """
+    first = parse_message_id(message_ids[0])
+    if first is None:
+        return None
+    prefix = first[0] + "."
+    if not all(map(str.startswith, message_ids, repeat(prefix))):
+        return None
+    tails = [message_id[33:] for message_id in message_ids]
+    try:
+        numbers = list(map(int, tails))
+    except ValueError:
+        return None
+    # Written as we write them, without a sign, leading zeros or digits of other scripts.
+    if list(map(str, numbers)) != tails or not 0 <= min(numbers) <= max(numbers) < 10**15:
+        return None
+    return first[0], numbers
+
+
 def begin(connection: Connection, experiment_id: int, *, now_ms: int) -> int:
     """Begin a session and return its id."""
     row = connection.execute(
@@ -70,18 +100,28 @@ def begin(connection: Connection, experiment_id: int, *, now_ms: int) -> int:
     return new_id(row)
 
 
-def issue(connection: Connection, session_id: int, *, now_ms: int) -> Token:
+def issue(
+    connection: Connection, session_id: int, *, now_ms: int, lifetime_ms: int = TOKEN_LIFETIME_MS
+) -> Token:
     """Store a new token of a session. Older ones stay good until they expire or are revoked."""
-    token = Token(new_secret(TOKEN_PREFIX.rstrip("_")), now_ms + TOKEN_LIFETIME_MS)
-    connection.execute(
+    secret, expires_ms = new_secret(TOKEN_PREFIX.rstrip("_")), now_ms + lifetime_ms
+    row = connection.execute(
         insert(tokens).values(
-            hash=hash_secret(token.secret),
-            session_id=session_id,
-            created_ms=now_ms,
-            expires_ms=token.expires_ms,
+            hash=hash_secret(secret), session_id=session_id, created_ms=now_ms, expires_ms=expires_ms
         )
     )
-    return token
+    return Token(new_id(row), secret, expires_ms)
+
+
+def newest(connection: Connection, experiment_id: int, *, now_ms: int) -> int:
+    """Return the session of an experiment that began last; one begun now where there is none.
+
+    In its name stands what is said of an experiment with a key and not by a process of its own.
+    """
+    found = connection.execute(
+        select(func.max(sessions.c.id)).where(sessions.c.experiment_id == experiment_id)
+    ).scalar()
+    return begin(connection, experiment_id, now_ms=now_ms) if found is None else int(found)
 
 
 def find(

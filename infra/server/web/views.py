@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
     from infra.server.store.database import AnyRow
 
-__all__ = ["experiment", "experiments", "kind_of", "number", "quiet_ms"]
-
-QUIET_AFTER_MS = 120_000
-"""A running experiment that gave no sign for so long is shown as quiet; its status stays what it said."""
+__all__ = ["experiment", "experiments", "kind_of", "number"]
 
 _MAX_EXPERIMENTS = 1000
 _MAX_SERIES = 500
@@ -62,12 +59,6 @@ def experiment(connection: Connection, organisation_id: int, uid: str, now_ms: i
     }
 
 
-def quiet_ms(row: AnyRow, now_ms: int) -> int | None:
-    """Return for how long a running experiment gave no sign, if that is long; None otherwise."""
-    silence_ms = now_ms - _last_sign_ms(row)
-    return silence_ms if row.status == "running" and silence_ms >= QUIET_AFTER_MS else None
-
-
 def kind_of(annotation: str) -> str:
     """Return what an annotation of a run marks on the time line; `note` for anything else."""
     return next((kind for kind, pattern in _KINDS.items() if pattern.match(annotation)), "note")
@@ -84,15 +75,11 @@ def _head(row: AnyRow, paths: dict[int | None, str], now_ms: int) -> dict[str, A
         "slug": row.slug,
         "description": row.description,
         "status": row.status,
-        "quiet": quiet_ms(row, now_ms) is not None,
+        "quiet": lifecycle.quiet_ms(row, now_ms) is not None,
         "folder": paths[row.folder_id],
-        "last_ms": _last_sign_ms(row),
+        "last_ms": lifecycle.last_sign_ms(row),
         "revision": f"{row.experiment_revision}.{row.series_revision}",
     }
-
-
-def _last_sign_ms(row: AnyRow) -> int:
-    return int(max(row.created_ms, row.last_heartbeat_ms or 0, row.last_event_ms or 0))
 
 
 def _note(annotation: dict[str, Any]) -> dict[str, Any]:

@@ -20,13 +20,14 @@ __all__ = [
     "experiment",
     "experiment_id",
     "experiments",
-    "folder_id",
     "folder_paths",
+    "folder_ref",
     "is_id",
     "parent_and_name",
     "select",
 ]
 
+_PAGE = 10_000
 _STATUSES = ("created", "running", "done", "error")
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
@@ -45,21 +46,13 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def folder_id(api: Api, folder: str) -> str | None:
-    """Return the id of the folder that a path or an id names; the root, `/`, has none.
+def folder_ref(text: str) -> str:
+    """Return a folder's path without a slash at its end, or its id, as the server takes both.
 
     Raises:
-        Rejected: it is neither a path nor an id.
-        Refused: there is no such path. An id that is not there is refused when it is used.
+        Rejected: it is neither.
     """
-    if is_id(folder):
-        return folder.lower()
-    path = _path(folder)
-    if path == "/":
-        return None
-    for found in api.get("folders", path=path)["folders"]:
-        return str(found["folder_id"])
-    raise Refused(f"there is no folder {path}: syvain-metrics folder list shows those that there are")
+    return text.lower() if is_id(text) else _path(text)
 
 
 def folder_paths(api: Api) -> list[dict[str, Any]]:
@@ -107,20 +100,21 @@ def experiments(
     """Return at most `limit` experiments as the server lists them; what is unset does not choose.
 
     Raises:
-        Rejected: there is no such status.
+        Rejected: there is no such status, or the folder is neither a path nor an id.
     """
     if status not in {None, *_STATUSES}:
         raise Rejected(f"--status must be one of {', '.join(_STATUSES)}, got {status!r}")
-    inside = None if folder is None else folder_id(api, folder)
-    # What the server does not choose by is chosen here, so that it must not cut before.
-    chosen_here = folder is not None or status is not None
-    found = api.get("experiments", search=search, limit=None if chosen_here else limit)["experiments"]
-    return [
-        one
-        for one in found
-        if (status is None or one["status"] == status)
-        and (folder is None or (one["folder"] or {}).get("folder_id") == inside)
-    ][:limit]
+    inside = None if folder is None else folder_ref(folder)
+    found: list[Mapping[str, Any]] = []
+    while len(found) < limit:
+        asked = min(limit - len(found), _PAGE)
+        page = api.get(
+            "experiments", folder=inside, search=search, status=status, limit=asked, offset=len(found)
+        )["experiments"]
+        found += page
+        if len(page) < asked:
+            break
+    return found
 
 
 def select(api: Api, given: Sequence[str], folders: Sequence[str]) -> list[Placed]:

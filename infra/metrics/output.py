@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -38,18 +37,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     from rich.text import Text
 
     looked_at = sys.stdout.isatty()
-    console = Console(
-        file=sys.stdout,
-        width=None if looked_at else _AS_WIDE_AS_NEEDED,
-        no_color=not looked_at or bool(os.environ.get("NO_COLOR")),
-        highlight=False,
-    )
+    console = Console(file=sys.stdout, width=None if looked_at else _AS_WIDE_AS_NEEDED, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=not looked_at)
     for row in rows:
         table.add_row(*[Text(shown(cell)) for cell in row])
-    console.print(table)
+    with console.capture() as printed:
+        console.print(table)
+    for line in printed.get().splitlines():
+        print_text(line.rstrip())
 
 
 def print_fields(fields: Mapping[str, object]) -> None:

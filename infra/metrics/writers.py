@@ -129,8 +129,11 @@ class _Parquet:
             self._flush()
 
     def close(self) -> None:
-        self._flush()
-        self._writer.close()
+        try:
+            self._flush()
+            self._writer.close()
+        finally:
+            self._writer.is_open = False  # else it would try again when it is collected, and say so
 
     def _flush(self) -> None:
         if self._held:

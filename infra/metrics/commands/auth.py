@@ -37,12 +37,14 @@ def login(
         env.pop(name, None)
     settings = metrics_settings(env | {"O41_METRICS_API_KEY": _read_key(), "O41_METRICS_HOST": given})
     with Api(settings) as api:
-        organisation = api.get("auth/status")["organization"]
+        found = api.get("auth/status")
+    if found["auth"]["kind"] != "api_key":
+        raise Rejected("that is the token of one experiment, not a key: give one that key create printed")
     written = write_logins(
         config_home(os.environ),
         key=settings.api_key,
         host=settings.host,
-        organisation_id=str(organisation["id"]),
+        organisation_id=str(found["organization"]["id"]),
         now_ms=time.time_ns() // 1_000_000,
     )
     for path in written:
@@ -68,7 +70,7 @@ def status(*, as_json: Json = False) -> None:
     if as_json:
         print_json(fields)
     else:
-        print_fields(fields)
+        print_fields({name.replace("_", " "): value for name, value in fields.items()})
 
 
 @app.command()

@@ -46,7 +46,7 @@ def list_(
             (
                 one["slug"],
                 one.get("display_name"),
-                one["status"],
+                _status(one),
                 time_of(one["updated_at_ms"]),
                 _folder_path(one),
                 one["id"],
@@ -75,7 +75,7 @@ def show(experiment: ExperimentName, *, as_json: Json = False) -> None:
             "id": record["id"],
             "folder": _folder_path(record),
             "url": record["url"],
-            "status": record["status"],
+            "status": _status(record),
             "error": record.get("error_name"),
             "detail": record.get("error_detail"),
             "description": record.get("description") or None,
@@ -91,11 +91,12 @@ def move(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to: a path, an id, or / for none.")],
 ) -> None:
     """Put an experiment into a folder."""
-    from infra.metrics.find import experiment_id, folder_id
+    from infra.metrics.find import experiment_id, folder_ref
 
+    target = folder_ref(folder)
     with connect() as api:
         here = experiment_id(api, experiment)
-        api.patch(f"experiments/{here}", {"folder_id": folder_id(api, folder)})
+        api.patch(f"experiments/{here}", {"folder_id": None if target == "/" else target})
     say(f"moved {experiment} to {folder}")
 
 
@@ -125,6 +126,10 @@ def delete(experiment: ExperimentName, *, yes: Yes = False) -> None:
         agreed(f"Delete {experiment} ({here}) with everything in it?", yes=yes)
         api.delete(f"experiments/{here}")
     say(f"deleted {experiment}")
+
+
+def _status(record: Mapping[str, Any]) -> str:
+    return f"{record['status']}, quiet" if record.get("quiet") else str(record["status"])
 
 
 def _folder_path(record: Mapping[str, Any]) -> str:

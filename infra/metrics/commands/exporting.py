@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -77,14 +77,13 @@ def _write(
 
     out: Writer = writer(kind, file)
     num_points = 0
-    with progress("exporting", len(chosen)) as show:
+    with closing(out), progress("exporting", len(chosen)) as show:
         for experiment in chosen:
             for frame in api.points(experiment.id, names=names, where=where):
                 out.write(experiment, frame)
                 num_points += len(frame.data.value)
                 show(0, f"{num_points:,} points")
             show(1, f"{num_points:,} points")
-    out.close()
     return num_points
 
 

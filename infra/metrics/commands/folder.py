@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,15 +42,17 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Make a folder and print its id."""
-    from infra.metrics.find import folder_id, parent_and_name
+    from infra.metrics.find import parent_and_name
 
     above, name = parent_and_name(path)
     with connect() as api:
-        made = _with_parents(api, f"{above}/{name}") if parents else _make(api, name, folder_id(api, above))
+        if parents:
+            _make_missing(api, above)
+        made = _make(api, name, above, may_be_there=parents)
     if as_json:
-        print_json({"id": made, "path": f"{'' if above == '/' else above}/{name}"})
+        print_json({"id": made["folder_id"], "path": made["path_name"]})
     else:
-        print_text(made)
+        print_text(made["folder_id"])
 
 
 @app.command()
@@ -59,11 +61,10 @@ def move(
     to: Annotated[str, typer.Argument(metavar="PARENT", help="The new parent's path or id; / is the root.")],
 ) -> None:
     """Put a folder under another parent. Its id stays; its experiments go with it."""
-    from infra.metrics.find import folder_id
+    from infra.metrics.find import folder_ref
 
-    with connect() as api:
-        here = _not_the_root(folder_id(api, folder), "moved")
-        api.patch(f"folders/{here}", {"parent_id": folder_id(api, to)})
+    parent = folder_ref(to)
+    _change(folder, {"parent_id": None if parent == "/" else parent})
     say(f"moved {folder} to {to}")
 
 
@@ -73,46 +74,49 @@ def rename(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new name, without a slash.")],
 ) -> None:
     """Give a folder another name. Its id stays."""
-    from infra.metrics.find import folder_id
-
-    with connect() as api:
-        here = _not_the_root(folder_id(api, folder), "renamed")
-        api.patch(f"folders/{here}", {"name": name})
+    _change(folder, {"name": name})
     say(f"renamed {folder} to {name}")
 
 
 @app.command()
 def delete(folder: FolderName, *, yes: Yes = False) -> None:
     """Delete an empty folder."""
-    from infra.metrics.find import folder_id
-
+    here = _address(folder)
+    agreed(f"Delete the folder {folder}?", yes=yes)
     with connect() as api:
-        here = _not_the_root(folder_id(api, folder), "deleted")
-        agreed(f"Delete {folder}?", yes=yes)
-        api.delete(f"folders/{here}")
+        api.delete(here)
     say(f"deleted {folder}")
 
 
-def _make(api: Api, name: str, parent_id: str | None) -> str:
-    return str(api.post("folders", {"name": name, "parent_id": parent_id})["folder"]["folder_id"])
+def _change(folder: str, body: dict[str, str | None]) -> None:
+    here = _address(folder)
+    with connect() as api:
+        api.patch(here, body)
 
 
-def _with_parents(api: Api, path: str) -> str:
-    """Make what is missing of a path and return the id of its last folder."""
-    from infra.metrics.find import folder_id
+def _address(folder: str) -> str:
+    from infra.metrics.api import part
+    from infra.metrics.find import folder_ref
 
-    here, walked = None, ""
-    for name in path.strip("/").split("/"):
-        walked = f"{walked}/{name}"
-        try:
-            here = folder_id(api, walked)
-        except Refused:
-            here = _make(api, name, here)
-    assert here is not None
-    return here
+    ref = folder_ref(folder)
+    if ref == "/":
+        raise Rejected("the root / stays as it is: name a folder")
+    return f"folders/{part(ref)}"
 
 
-def _not_the_root(folder_id: str | None, what: str) -> str:
-    if folder_id is None:
-        raise Rejected(f"the root / cannot be {what}: name a folder")
-    return folder_id
+def _make(api: Api, name: str, above: str, *, may_be_there: bool) -> dict[str, Any]:
+    """Make a folder and return it; where it may be there already, return that one."""
+    try:
+        made = api.post("folders", {"name": name, "parent_id": None if above == "/" else above})["folder"]
+    except Refused as refused:
+        if refused.code != "folder_already_exists" or not may_be_there:
+            raise
+        made = api.get("folders", path=f"{above.rstrip('/')}/{name}")["folders"][0]
+    return dict(made)
+
+
+def _make_missing(api: Api, path: str) -> None:
+    above = "/"
+    for name in path.strip("/").split("/") if path != "/" else ():
+        _make(api, name, above, may_be_there=True)
+        above = f"{above.rstrip('/')}/{name}"

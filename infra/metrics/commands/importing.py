@@ -13,6 +13,7 @@ from infra.metrics.errors import Refused, Rejected
 from infra.metrics.output import print_fields, print_json, say
 
 if TYPE_CHECKING:
+    from infra.metrics.api import Api
     from infra.metrics.importer import Report
 
 __all__ = ["import_"]
@@ -31,7 +32,6 @@ def import_(
 ) -> None:
     """Add to the server what it lacks of runs' event files. Importing again adds nothing twice."""
     from infra.metrics.event_file import EventFile
-    from infra.metrics.find import folder_id
     from infra.metrics.importer import Importer
     from infra.metrics.progress import progress
     from runtime.events.syvain.client import MetricsClient
@@ -43,10 +43,8 @@ def import_(
     reports: list[Report] = []
     try:
         with connect() as api, progress("importing", num_events) as show:
-            if folder is not None and (place := folder_id(api, folder)) is None:
-                raise Rejected("--folder / is where an experiment is anyway: name a folder, or leave it out")
             importer = Importer(
-                api, client, folder_id=place if folder is not None else None, show=lambda num: show(num, "")
+                api, client, folder_id=_folder_id(api, folder), show=lambda num: show(num, "")
             )
             for file in read:
                 reports += importer.run(file)
@@ -56,6 +54,18 @@ def import_(
     _print(reports, client.host, as_json=as_json)
     if num_refused := sum(sum(report.refused.values()) for report in reports):
         raise Refused(f"the server refused {num_refused:,} events; everything else is there")
+
+
+def _folder_id(api: Api, folder: str | None) -> str | None:
+    if folder is None:
+        return None
+    from infra.metrics.api import part
+    from infra.metrics.find import folder_ref
+
+    ref = folder_ref(folder)
+    if ref == "/":
+        raise Rejected("--folder / is where an experiment is anyway: name a folder, or leave it out")
+    return str(api.get(f"folders/{part(ref)}")["folder"]["folder_id"])
 
 
 def _tell(*, read_torn: list[tuple[Path, int]]) -> None:

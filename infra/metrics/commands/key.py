@@ -30,7 +30,7 @@ def create(
         print_json(made)
         return
     say(f"a key of {api.host}, as {made['key']['role']}, shown this once:")
-    print_text(made["token"])
+    print_text(made["secret"])
 
 
 @app.command(name="list")

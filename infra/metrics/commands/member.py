@@ -26,11 +26,17 @@ Role = Annotated[str, typer.Argument(metavar="ROLE", help="viewer, member or own
 def add(
     email: Annotated[str, typer.Argument(metavar="EMAIL", help="The address that the person signs in with.")],
     *,
-    role: Annotated[str, typer.Option(metavar="ROLE", help="viewer, member or owner.")] = "member",
+    role: Annotated[
+        str, typer.Option(metavar="ROLE", help="viewer (reads), member (writes) or owner (manages).")
+    ] = "member",
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="What others read.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Add a person. The password is read from a prompt or from standard input."""
-    body = {"email": email, "role": role, "password": _read_password(email)}
+    """Add a person. The password is read from a prompt or from standard input; empty sets none.
+
+    Whom the server knows already keeps their password. Without one nobody can sign in.
+    """
+    body = {"email": email, "role": role, "name": name, "password": _read_password(email) or None}
     with connect() as api:
         member = api.post("members", body)["member"]
     if as_json:
@@ -48,9 +54,16 @@ def list_(*, as_json: Json = False) -> None:
         print_json(members)
         return
     print_table(
-        ("EMAIL", "ROLE", "ADDED", "ID"),
+        ("EMAIL", "NAME", "ROLE", "PASSWORD", "ADDED", "ID"),
         [
-            (member["email"], member["role"], time_of(member["created_at_ms"]), member["id"])
+            (
+                member["email"],
+                member["name"],
+                member["role"],
+                "set" if member["has_password"] else "none",
+                time_of(member["created_at_ms"]),
+                member["id"],
+            )
             for member in members
         ],
     )
@@ -64,6 +77,19 @@ def role(email: Email, role_: Role) -> None:
     with connect() as api:
         member = api.patch(f"members/{part(_find(api, email)['id'])}", {"role": role_})["member"]
     say(f"{member['email']} is {member['role']} now")
+
+
+@app.command()
+def password(email: Email) -> None:
+    """Give a person another password, read from a prompt or from standard input: their sessions end."""
+    from infra.metrics.api import part
+
+    new = _read_password(email)
+    if not new:
+        raise Rejected("no password was given: type it at the prompt, or send it to standard input")
+    with connect() as api:
+        member = api.patch(f"members/{part(_find(api, email)['id'])}", {"password": new})["member"]
+    say(f"{member['email']} has another password now")
 
 
 @app.command()
@@ -95,6 +121,4 @@ def _read_password(email: str) -> str:
         text = getpass.getpass(f"password of {email}: ")
         if getpass.getpass("once more: ") != text:
             raise Rejected("the two passwords differ: type the same one twice")
-    if not text:
-        raise Rejected("no password was given: type it at the prompt, or send it to standard input")
     return text

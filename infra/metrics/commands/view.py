@@ -40,7 +40,7 @@ def list_(*, as_json: Json = False) -> None:
 def show(view: View) -> None:
     """Print what a view holds, as JSON that `view save` takes."""
     with connect() as api:
-        print_json(_read(api, view)["content"])
+        print_json(_read(api, view)["setup"])
 
 
 @app.command()
@@ -51,10 +51,10 @@ def save(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A JSON object; - reads standard input.")],
 ) -> None:
     """Save a view and print its id."""
-    content = json_object(_text(file), "a view")
+    setup = json_object(_text(file), "a view")
     with connect() as api:
         known = [view for view in api.get("views")["views"] if view["name"] == name]
-        body = {"name": name, "content": content}
+        body = {"name": name, "setup": setup}
         saved = (api.put(f"views/{known[0]['id']}", body) if known else api.post("views", body))["view"]
     print_text(saved["id"])
 

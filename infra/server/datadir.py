@@ -7,7 +7,8 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from infra.server.store import access
+from infra.server.refusals import Unusable
+from infra.server.store import access, people
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["DataDir", "Unusable", "write_credentials"]
 
 _CLIENTS = ("syvain-metrics", "o41-metrics")
-
-
-class Unusable(Exception):
-    """The server cannot start as it was asked to. The text is one line."""
 
 
 class DataDir:
@@ -58,7 +55,16 @@ class DataDir:
         def first(connection: Connection) -> None:
             now_ms = store.clock_ms()
             organisation = access.create_organisation(connection, "local", now_ms=now_ms)
-            key = access.create_key(connection, organisation, "first", role="owner", now_ms=now_ms)
+            people.add(
+                connection,
+                organisation.id,
+                email="owner@localhost",
+                name="Owner",
+                role="owner",
+                password_hash=None,
+                now_ms=now_ms,
+            )
+            _, key = access.create_key(connection, organisation.id, "first", role="owner", now_ms=now_ms)
             _write_private(self.key_file, key + "\n")
 
         store.write_now(first)

@@ -1,48 +1,91 @@
-"""The database file: engines for the one writer and the many readers, and its migrations."""
+"""The database: engines for the one writer and the many readers, and its migrations."""
 
 from __future__ import annotations
 
+import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlalchemy import Connection, CursorResult, Engine, Row, create_engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, CursorResult, Row, inspect
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from infra.server.refusals import StoreUnavailable
+from infra.server.refusals import StoreUnavailable, Unusable
+from infra.server.store import postgresql, sql, sqlite
+from infra.server.store.schema import metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["AnyRow", "Database", "migrate", "new_id", "unavailable"]
+    from alembic.config import Config
+
+__all__ = [
+    "Address",
+    "AnyRow",
+    "Database",
+    "is_about_rows",
+    "is_empty",
+    "migrate",
+    "new_id",
+    "reason",
+    "unavailable",
+]
+
+Address: TypeAlias = "Path | str"
+"""Where a database is: an SQLite file, or the URL of a PostgreSQL database."""
 
 AnyRow: TypeAlias = "Row[*tuple[Any, ...]]"
 
 
 class Database:
-    """One SQLite file in WAL mode. Whatever is committed through `writes` has reached the disk.
+    """An SQLite file or a PostgreSQL database. Whatever is committed through `writes` has reached the disk.
 
-    `busy_timeout_ms` is how long another process may hold the file before it counts as unavailable.
+    `busy_timeout_ms` is how long another process may hold it before it counts as unavailable.
+
+    Raises:
+        Unusable: The URL is none of PostgreSQL, or its driver is not installed.
     """
 
-    def __init__(self, path: Path, *, busy_timeout_ms: int = 5_000) -> None:
-        self.path = path
-        busy = {"busy_timeout": str(busy_timeout_ms)}
-        self.writes = _engine(path, begin="BEGIN IMMEDIATE", pragmas=busy | _WRITER_PRAGMAS, pool_size=1)
-        self.reads = _engine(path, begin="BEGIN", pragmas=busy | _READER_PRAGMAS, pool_size=8)
+    def __init__(self, address: Address, *, busy_timeout_ms: int = 5_000) -> None:
+        self.address = address
+        self._name = uuid.uuid4().hex
+        self.writes, self.reads = (
+            postgresql.engines(address, busy_timeout_ms=busy_timeout_ms)
+            if isinstance(address, str)
+            else sqlite.engines(address, busy_timeout_ms=busy_timeout_ms)
+        )
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """One consistent view of the database.
 
         Raises:
-            StoreUnavailable: The file cannot be read now.
+            StoreUnavailable: It cannot be read now.
         """
         try:
             with self.reads.connect() as connection:
                 yield connection
-        except DBAPIError as error:
+        except (DBAPIError, PoolTimeout) as error:
+            if is_about_rows(error):
+                raise
             raise unavailable(error) from error
+
+    def changed_hands(self, connection: Connection) -> bool:
+        """Whether somebody else committed since this process last did: what it remembers may be wrong.
+
+        To be asked first in every transaction that writes; it says who writes.
+        """
+        last = sql.scalar(connection, "SELECT name FROM last_writer WHERE id = 1")
+        if last == self._name:
+            return False
+        statement = (
+            "INSERT INTO last_writer (name, id) VALUES (?, 1)"
+            if last is None
+            else "UPDATE last_writer SET name = ? WHERE id = ?"
+        )
+        sql.run(connection, statement, (self._name,) if last is None else (self._name, 1))
+        return True
 
     def close(self) -> None:
         """Close every connection."""
@@ -50,26 +93,61 @@ class Database:
         self.writes.dispose()
 
 
-def migrate(database: Database) -> None:
-    """Bring the schema to this version, from empty or from any earlier one.
+def migrate(database: Database) -> tuple[str | None, str]:
+    """Bring the schema to this version, from empty (None) or an earlier one; return both versions.
 
     Raises:
-        DBAPIError: The file cannot be written, or holds something that is no database.
+        DBAPIError: The database cannot be written, or a file holds something that is no database.
+        Unusable: A later version made the database, or text does not survive in it.
     """
     from alembic import command
-    from alembic.config import Config
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
 
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.set_main_option("path_separator", "os")
+    config = _alembic()
+    script = ScriptDirectory.from_config(config)
     with database.writes.connect() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        _enforce_foreign_keys(connection, on=False)
+        try:
+            with connection.begin():
+                before = MigrationContext.configure(connection).get_current_revision()
+                _check_known(before, script)
+                if connection.dialect.name == "postgresql":
+                    postgresql.check(connection)
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+                if connection.dialect.name == "postgresql":
+                    postgresql.order_by_bytes(connection, metadata.tables)
+                _check_foreign_keys(connection)
+        finally:
+            _enforce_foreign_keys(connection, on=True)
+    head = script.get_current_head()
+    assert head is not None
+    return before, head
 
 
-def unavailable(error: DBAPIError) -> StoreUnavailable:
+def is_empty(connection: Connection) -> bool:
+    """Whether a database has no tables."""
+    return not inspect(connection).get_table_names()
+
+
+def unavailable(error: DBAPIError | PoolTimeout) -> StoreUnavailable:
     """Return what a client is told of a database error: the database's words, without statement or values."""
-    return StoreUnavailable(str(error.orig))
+    if isinstance(error, PoolTimeout):
+        return StoreUnavailable("every connection is busy")
+    return StoreUnavailable(reason(error))
+
+
+def reason(error: DBAPIError) -> str:
+    """Return the database's own words in one line."""
+    lines = str(error.orig).strip().splitlines()
+    return lines[0].strip() if lines else type(error.orig).__name__
+
+
+def is_about_rows(error: BaseException) -> bool:
+    """Whether an error is about what a statement says, and the database itself is well."""
+    about = isinstance(error, IntegrityError | DataError | ProgrammingError)
+    return about and not getattr(error, "connection_invalidated", False)
 
 
 def new_id(result: CursorResult[*tuple[Any, ...]]) -> int:
@@ -78,30 +156,32 @@ def new_id(result: CursorResult[*tuple[Any, ...]]) -> int:
     return int(result.inserted_primary_key[0])
 
 
-_WRITER_PRAGMAS = {
-    "journal_mode": "WAL",
-    "synchronous": "FULL",
-    "foreign_keys": "ON",
-    "cache_size": "-65536",
-    "journal_size_limit": str(64 * 2**20),
-}
-_READER_PRAGMAS = {
-    "query_only": "ON",
-    "cache_size": "-8192",
-}
+def _alembic() -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "os")
+    return config
 
 
-def _engine(path: Path, *, begin: str, pragmas: dict[str, str], pool_size: int) -> Engine:
-    engine = create_engine(f"sqlite:///{path}", pool_size=pool_size, max_overflow=64, pool_timeout=30)
+def _check_known(revision: str | None, script: Any) -> None:
+    known = {one.revision for one in script.walk_revisions()}
+    if revision is not None and revision not in known:
+        raise Unusable(
+            "the database is of a later version of the server, or of another program: its schema is"
+            f" {revision}, the latest known here {script.get_current_head()}. Start that one or give another"
+        )
 
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # we begin transactions ourselves, and say of which kind
-        for name, value in pragmas.items():
-            connection.execute(f"PRAGMA {name}={value}")
 
-    @event.listens_for(engine, "begin")
-    def begun(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+def _enforce_foreign_keys(connection: Connection, *, on: bool) -> None:
+    """Let SQLite rebuild a table that others point at; only outside of a transaction can it be told to."""
+    if connection.dialect.name == "sqlite":
+        driver: Any = connection.connection.driver_connection
+        driver.execute(f"PRAGMA foreign_keys={'ON' if on else 'OFF'}")
 
-    return engine
+
+def _check_foreign_keys(connection: Connection) -> None:
+    if connection.dialect.name == "sqlite":
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        assert not broken, f"a migration lost rows that others point at: {broken[:3]}"

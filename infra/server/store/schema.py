@@ -31,13 +31,14 @@ __all__ = [
     "idempotency_keys",
     "ingestion_keys",
     "keys",
+    "last_writer",
     "lifecycle",
     "memberships",
     "message_holes",
     "metadata",
     "organisations",
     "people",
-    "points",
+    "point_blocks",
     "readiness",
     "series",
     "sessions",
@@ -252,20 +253,31 @@ series = Table(
     Column("metadata", Text, nullable=False),
     Column("metadata_hash", LargeBinary, nullable=False),
     Column("num_points", BigInteger, nullable=False),
+    # The point that arrived last: what a list of values shows, without unpacking a block.
+    Column("last_step", BigInteger),
+    Column("last_timestamp_ms", BigInteger),
+    Column("last_value", ExactDouble),
     UniqueConstraint("experiment_id", "name", "metadata_hash"),
 )
 
-# Every copy of every step, in order of arrival within its series. No foreign keys: this is the hot table.
-points = Table(
-    "points",
+# Every copy of every step: the points of one series that arrived one after another, packed (codec.py), from
+# the `first`-th of the series on. Steps are -1 where there is none. A chunk, which no later point changes, has
+# a summary for charts; it stands before the points, so that reading it does not read them. No foreign keys:
+# this is the hot table.
+point_blocks = Table(
+    "point_blocks",
     metadata,
-    Column("series_id", _Id, primary_key=True, autoincrement=False),
-    Column("arrival", BigInteger, primary_key=True, autoincrement=False),
-    Column("step", BigInteger, nullable=False),
-    Column("timestamp_ms", BigInteger, nullable=False),
-    Column("value", ExactDouble, nullable=False),
-    Column("session_id", _Id, nullable=False),
-    sqlite_with_rowid=False,
+    Column("id", _Id, primary_key=True),
+    Column("series_id", _Id, nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("min_step", BigInteger, nullable=False),
+    Column("max_step", BigInteger, nullable=False),
+    Column("min_ms", BigInteger, nullable=False),
+    Column("max_ms", BigInteger, nullable=False),
+    Column("summary", LargeBinary),
+    Column("data", LargeBinary, nullable=False),
+    UniqueConstraint("series_id", "first"),
 )
 
 annotations = Table(
@@ -326,4 +338,12 @@ readiness = Table(
     metadata,
     Column("id", _Id, primary_key=True, autoincrement=False),
     Column("checked_ms", BigInteger, nullable=False),
+)
+
+# One row: which process committed last. Others' commits make what a process remembers of the database wrong.
+last_writer = Table(
+    "last_writer",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=False),
+    Column("name", Text, nullable=False),
 )

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 from anyio import to_thread
 
 from infra.server.store.clock import now_ms
-from infra.server.store.database import Database, migrate
+from infra.server.store.counters import Counters
+from infra.server.store.database import Address, Database, migrate
 from infra.server.store.ingest import Ingest
 from infra.server.store.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from sqlalchemy import Connection
 
@@ -24,16 +24,26 @@ T = TypeVar("T")
 
 
 class Store:
-    """Reads run in threads beside one another; writes queue for the one writer."""
+    """Reads run in threads beside one another; writes queue for the one writer.
+
+    Raises:
+        DBAPIError: The database cannot be opened or written.
+        Unusable: It is not one that this version can use.
+    """
 
     def __init__(
-        self, path: Path, *, clock_ms: Callable[[], int] = now_ms, busy_timeout_ms: int = 5_000
+        self, address: Address, *, clock_ms: Callable[[], int] = now_ms, busy_timeout_ms: int = 5_000
     ) -> None:
-        self.database = Database(path, busy_timeout_ms=busy_timeout_ms)
-        migrate(self.database)
+        self.database = Database(address, busy_timeout_ms=busy_timeout_ms)
+        try:
+            migrate(self.database)
+        except BaseException:
+            self.database.close()
+            raise
         self.clock_ms = clock_ms
-        self.ingest = Ingest()
-        self._writer = Writer(self.database.writes, forget=self.ingest.forget)
+        self.counters = Counters()
+        self.ingest = Ingest(self.counters)
+        self._writer = Writer(self.database, forget=self.ingest.forget)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` over one consistent view of the database."""

@@ -13,15 +13,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 from infra.server.refusals import StoreUnavailable
-from infra.server.store.database import unavailable
+from infra.server.store.database import is_about_rows, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection
+
+    from infra.server.store.database import Database
 
 __all__ = ["Writer"]
 
@@ -48,12 +50,13 @@ class _Unit(Generic[T]):
 class Writer:
     """Applies units of work, each whole or not at all.
 
-    `forget` is called in the writer's thread when a whole commit failed: what was remembered of the database
-    may then be wrong. `max_units` bounds one commit, so that the first of many waits no longer.
+    `forget` is called in the writer's thread when a whole commit failed, and when another process has
+    written: what was remembered of the database may then be wrong. `max_units` bounds one commit, so that the
+    first of many waits no longer.
     """
 
-    def __init__(self, engine: Engine, *, forget: Callable[[], None], max_units: int = 256) -> None:
-        self._engine = engine
+    def __init__(self, database: Database, *, forget: Callable[[], None], max_units: int = 256) -> None:
+        self._database = database
         self._forget = forget
         self._max_units = max_units
         self._queue: queue.SimpleQueue[_Unit[Any] | None] = queue.SimpleQueue()
@@ -111,7 +114,9 @@ class Writer:
 
     def _commit(self, units: list[_Unit[Any]]) -> None:
         try:
-            with self._engine.connect() as connection, connection.begin():
+            with self._database.writes.connect() as connection, connection.begin():
+                if self._database.changed_hands(connection):
+                    self._forget()
                 for unit in units:
                     self._apply(connection, unit)
         except Exception as error:  # noqa: BLE001 - the writer outlives whatever one commit met
@@ -132,7 +137,7 @@ class Writer:
             unit.outcome = unit.work(connection)
             savepoint.commit()
         except Exception as error:
-            if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError):
+            if isinstance(error, DBAPIError) and not is_about_rows(error):
                 raise
             savepoint.rollback()
             unit.error = error

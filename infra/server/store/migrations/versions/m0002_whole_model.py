@@ -12,7 +12,9 @@ _id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 def upgrade() -> None:
     """From the first tables, with what they hold."""
     _people_and_roles()
+    _last_writer()
     _rest()
+    _point_blocks()
 
 
 def _people_and_roles() -> None:
@@ -117,4 +119,40 @@ def _rest() -> None:
         sa.Column("id", _id, autoincrement=False, nullable=False),
         sa.Column("checked_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_readiness"),
+    )
+
+
+def _point_blocks() -> None:
+    """Points move into blocks, whose contents are theirs from the first point on."""
+    from infra.server.store import moved_points
+    from infra.server.store.schema import ExactDouble
+
+    op.create_table(
+        "point_blocks",
+        sa.Column("id", _id, nullable=False),
+        sa.Column("series_id", _id, nullable=False),
+        sa.Column("first", sa.BigInteger(), nullable=False),
+        sa.Column("count", sa.BigInteger(), nullable=False),
+        sa.Column("min_step", sa.BigInteger(), nullable=False),
+        sa.Column("max_step", sa.BigInteger(), nullable=False),
+        sa.Column("min_ms", sa.BigInteger(), nullable=False),
+        sa.Column("max_ms", sa.BigInteger(), nullable=False),
+        sa.Column("summary", sa.LargeBinary(), nullable=True),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_point_blocks"),
+        sa.UniqueConstraint("series_id", "first", name="uq_point_blocks_series_id_first"),
+    )
+    op.add_column("series", sa.Column("last_step", sa.BigInteger(), nullable=True))
+    op.add_column("series", sa.Column("last_timestamp_ms", sa.BigInteger(), nullable=True))
+    op.add_column("series", sa.Column("last_value", ExactDouble(), nullable=True))
+    moved_points.move(op.get_bind())
+    op.drop_table("points")
+
+
+def _last_writer() -> None:
+    op.create_table(
+        "last_writer",
+        sa.Column("id", _id, autoincrement=False, nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_last_writer"),
     )

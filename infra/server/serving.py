@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from infra.server.api.app import create_app
 from infra.server.datadir import DataDir, Unusable, write_credentials
+from infra.server.patience import PatientProtocol
 from infra.server.store.store import Store
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def serve(data: Path, host: str, port: int, *, credentials: bool) -> None:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                http=PatientProtocol,
                 timeout_graceful_shutdown=_GRACE_S,
             )
         ).run(sockets=[listener])

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
-from infra.server.api import chart, errors, experiment_events, org_events, series_stream, status
-from infra.server.charts import PointCache
-from infra.server.web import pages
+from infra.server.api import (
+    auth,
+    chart,
+    errors,
+    experiment_events,
+    keys,
+    members,
+    org_events,
+    series_stream,
+    status,
+    views,
+)
+from infra.server.api.body import BodyBudget
+from infra.server.api.passwords import Passwords
+from infra.server.api.remover import Remover
+from infra.server.api.uses import Uses
+from infra.server.api.v1 import ROUTERS
+from infra.server.patience import Patience
+from infra.server.web import pages, sign_in
+from infra.server.web.headers import SafeHeaders
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from infra.server.store.store import Store
 
 __all__ = ["create_app"]
@@ -23,13 +43,32 @@ def create_app(store: Store, *, keyless: bool) -> FastAPI:
 
     `keyless` says whether people may look at it without a key: only where nobody else can reach it.
     """
-    app = FastAPI(title="Slugline Metrics", openapi_url=None, docs_url=None, redoc_url=None)
+    uses, remover = Uses(store), Remover(store)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with uses.kept(), remover.kept():
+            yield
+
+    app = FastAPI(
+        title="Slugline Metrics", openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
     app.state.store = store
     app.state.keyless = keyless
-    app.state.point_cache = PointCache()
+    app.state.body_budget = BodyBudget()
+    app.state.passwords = Passwords(store)
+    app.state.running = set()  # requests under an idempotency-key
+    app.state.remover = remover
+    app.state.uses = uses
     errors.install(app)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
-    for module in (status, org_events, experiment_events, series_stream, chart, pages):
+    app.add_middleware(SafeHeaders)
+    app.add_middleware(Patience)  # the last is the outermost
+    for module in (status, auth, org_events, experiment_events, series_stream, keys, members, views, chart):
         app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
+    for open_router in (auth.open_router, pages.router, sign_in.router):
+        app.include_router(open_router)
     app.mount("/dashboard/static", StaticFiles(packages=[("infra.server.web", "static")]))
     return app

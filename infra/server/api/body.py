@@ -1,16 +1,23 @@
-"""Request bodies: read whole, decompressed, and bounded at every point."""
+"""Request bodies: read whole before a route runs, decompressed, and bounded at every point."""
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
 
 from infra.server.refusals import Refused
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-__all__ = ["MAX_BODY_BYTES", "OFFER_GZIP", "read_body"]
+    from starlette.responses import Response
+
+__all__ = ["MAX_BODY_BYTES", "OFFER_GZIP", "BodyBudget", "BoundedRoute", "read_body"]
 
 MAX_BODY_BYTES = 128 * 2**20
 """The largest batch that a public client can make is 1,000 events of 113 KB."""
@@ -18,9 +25,78 @@ MAX_BODY_BYTES = 128 * 2**20
 OFFER_GZIP = {"Accept-Encoding": "gzip"}
 """On a reply, tells a client that its next request body may be compressed."""
 
+_MAX_BODIES_BYTES = 512 * 2**20
+_PIECE_BYTES = 2**20
+
+
+class BodyBudget:
+    """What the bodies of all requests in progress may take together. Lives as long as the application."""
+
+    def __init__(self, *, max_bytes: int = _MAX_BODIES_BYTES) -> None:
+        self._free_bytes = max_bytes
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Give what takes bytes of it; they are free again at the end.
+
+        Raises:
+            Refused: By what is given: it is spent, and the client comes again later.
+        """
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if size > self._free_bytes:
+                raise Refused("unavailable", "too many large requests at once", retry_after_s=1)
+            self._free_bytes -= size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._free_bytes += taken
+
+
+class BoundedRoute(APIRoute):
+    """A route whose request bodies are at most `max_body_bytes`, before compression and after.
+
+    Set it on a subclass for routes that need less.
+    """
+
+    max_body_bytes = MAX_BODY_BYTES
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler, which is given requests whose body was read."""
+        inner = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            await self.admit(request)
+            budget: BodyBudget = request.app.state.body_budget
+            with budget.share() as take:
+                body = await _decoded(request, self.max_body_bytes, take)
+                return await inner(_Read(request, body))
+
+        return bounded
+
+    async def admit(self, request: Request) -> None:
+        """Refuse a request before anything of its body is read."""
+
 
 async def read_body(request: Request) -> bytes:
-    """Return the request's body as it was before compression.
+    """Return the body of a request to a `BoundedRoute`, as it was before compression."""
+    return await request.body()
+
+
+class _Read(Request):
+    """A request whose body is there already."""
+
+    def __init__(self, request: Request, body: bytes) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body = body
+
+
+async def _decoded(request: Request, limit: int, take: Callable[[int], None]) -> bytes:
+    """Return the body before compression; `take` is told of every byte that is kept.
 
     Raises:
         Refused: It is too large before or after decompression, in an unknown encoding, or no gzip at all.
@@ -30,34 +106,54 @@ async def read_body(request: Request) -> bytes:
         raise Refused(
             "encoding_not_supported", f"content-encoding must be gzip or none, got {encoding[:40]!r}"
         )
-    raw = await _received(request)
-    return _gunzip(raw) if encoding == "gzip" else raw
-
-
-async def _received(request: Request) -> bytes:
+    if _announced(request) > limit:
+        raise _too_large(limit)
     parts, size = [], 0
-    async for part in request.stream():
+    async for part in _inflated(request) if encoding == "gzip" else request.stream():
         size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise _too_large()
+        if size > limit:
+            raise _too_large(limit)
+        take(len(part))
         parts.append(part)
     return b"".join(parts)
 
 
-def _gunzip(raw: bytes) -> bytes:
+def _announced(request: Request) -> int:
+    length = request.headers.get("content-length", "0")
+    return int(length) if length.isdecimal() else 0
+
+
+async def _inflated(request: Request) -> AsyncIterator[bytes]:
+    """Yield what a gzip body holds in small pieces, so that a bomb is refused long before it is unpacked.
+
+    Others get their turn between the pieces.
+    """
     inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    async for part in request.stream():
+        rest = part
+        while rest:
+            yield _piece(inflate, rest)
+            rest = inflate.unconsumed_tail
+            await asyncio.sleep(0)
+        if inflate.unused_data:
+            raise _no_member()
+    while piece := _piece(inflate, b""):
+        yield piece
+        await asyncio.sleep(0)
+    if not inflate.eof:
+        raise _no_member()
+
+
+def _piece(inflate: Any, rest: bytes) -> bytes:
     try:
-        body = inflate.decompress(raw, MAX_BODY_BYTES + 1)
+        return bytes(inflate.decompress(rest, _PIECE_BYTES))
     except zlib.error as error:
         raise Refused("malformed_request", f"the body is no gzip: {error}") from error
-    if len(body) > MAX_BODY_BYTES:
-        raise _too_large()
-    if not inflate.eof or inflate.unused_data:
-        raise Refused("malformed_request", "the body is not one whole gzip member")
-    return body
 
 
-def _too_large() -> Refused:
-    return Refused(
-        "body_too_large", f"a body may have at most {MAX_BODY_BYTES:,} bytes: send smaller batches"
-    )
+def _no_member() -> Refused:
+    return Refused("malformed_request", "the body is not one whole gzip member")
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused("body_too_large", f"a body may have at most {limit:,} bytes here: send smaller ones")

@@ -7,21 +7,22 @@ organisation alone, so that what is not yours is answered as what is not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from urllib.parse import urlsplit
 
-from fastapi.routing import APIRoute
-
+from infra.server.api.body import BoundedRoute
 from infra.server.refusals import Refused
-from infra.server.store import access, sessions
+from infra.server.store import access, sessions, sign_in
 
 if TYPE_CHECKING:
     from fastapi import Request
-    from starlette.responses import Response
 
+    from infra.server.api.uses import Uses
     from infra.server.store.access import Organisation, Role
     from infra.server.store.sessions import Session
+    from infra.server.store.sign_in import SignIn
     from infra.server.store.store import Store
 
 __all__ = [
@@ -29,26 +30,33 @@ __all__ = [
     "Kind",
     "Permission",
     "Principal",
+    "cookie_name",
     "needs",
     "principal_of",
+    "refuse_other_sites",
     "require",
     "session_of",
+    "sign_in_secret",
     "store_of",
 ]
 
-Permission = Literal["read", "write", "manage", "ingest"]
-"""`read` looks; `write` changes experiments, folders and views; `manage` changes members and keys; `ingest`
-adds to one experiment, and is all that an experiment's token may do."""
+Permission = Literal["known", "ingest", "read", "write", "manage"]
+"""`known` is whoever we know; `ingest` adds to one experiment: a token may no more. `read` looks;
+`write` changes experiments, folders and views; `manage` changes members and keys."""
 
 Kind = Literal["key", "session", "token", "loopback"]
 """An API key, a person who signed in, an experiment's token, or somebody at the machine itself."""
 
 _LEAST: dict[Permission, Role] = {
+    "known": "viewer",
     "read": "viewer",
     "ingest": "member",
     "write": "member",
     "manage": "owner",
 }
+_TOKENS = {"known", "ingest"}
+_SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 _LOOPBACK_NAMES = {"127.0.0.1", "::1", "localhost"}
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,7 +66,7 @@ class Principal:
     """Who asks, within one organisation.
 
     `id` is the key's or the person's row; None at the machine itself. `session` is what an experiment's token
-    writes to; None for everybody else. A token's role is none at all: it may ingest, nothing else.
+    writes to, `person` is who signed in; None for everybody else. A token has no role.
     """
 
     organisation: Organisation
@@ -66,11 +74,12 @@ class Principal:
     role: Role | None
     id: int | None = None
     session: Session | None = None
+    person: SignIn | None = None
 
     def may(self, permission: Permission) -> bool:
         """Whether the role, or the token, allows it."""
         if self.role is None:
-            return permission == "ingest"
+            return permission in _TOKENS
         return access.ROLES.index(self.role) >= access.ROLES.index(_LEAST[permission])
 
     def demand(self, permission: Permission) -> None:
@@ -98,7 +107,7 @@ def needs(permission: Permission, *, keyless: bool = False) -> Callable[[F], F]:
     return marked
 
 
-class GuardedRoute(APIRoute):
+class GuardedRoute(BoundedRoute):
     """A route that finds out who asks, and refuses them, before it reads parameters or the body.
 
     An endpoint without `@needs` does not start: what is open to everybody lives on a plain router.
@@ -108,20 +117,14 @@ class GuardedRoute(APIRoute):
         self.permission, self.keyless = endpoint.needs  # type: ignore[attr-defined]  # set by needs
         super().__init__(path, endpoint, **options)
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler with the check in front of it."""
-        inner = super().get_route_handler()
-
-        async def guarded(request: Request) -> Response:
-            await require(
-                request,
-                self.permission,
-                keyless=self.keyless,
-                experiment_uid=request.path_params.get("experiment_id"),
-            )
-            return await inner(request)
-
-        return guarded
+    async def admit(self, request: Request) -> None:
+        """Find out who asks; refuse them, or let them go on."""
+        await require(
+            request,
+            self.permission,
+            keyless=self.keyless,
+            experiment_uid=request.path_params.get("experiment_id"),
+        )
 
 
 def principal_of(request: Request) -> Principal:
@@ -147,7 +150,7 @@ async def require(
     if principal is None:
         principal = await _found(request, keyless=keyless, experiment_uid=experiment_uid)
         request.state.principal = principal
-    if principal.kind == "token" and permission != "ingest":
+    if principal.kind == "token" and permission not in _TOKENS:
         raise _unknown()
     principal.demand(permission)
     return principal
@@ -171,17 +174,20 @@ async def _found(request: Request, *, keyless: bool, experiment_uid: str | None)
         if secret.startswith(sessions.TOKEN_PREFIX):
             return await _of_token(request, secret, experiment_uid)
         return await _of_key(request, secret)
-    if keyless and request.app.state.keyless and request.url.hostname in _LOOPBACK_NAMES:
+    cookie = sign_in_secret(request)
+    if cookie is not None and (found := await _of_person(request, cookie)) is not None:
+        return found
+    if keyless and _is_at_the_machine(request):
         return await _of_loopback(request)
-    if keyless:
-        raise Refused("loopback_only", "without a key, pages are shown only on the machine itself")
-    raise Refused("unauthorized", "send `Authorization: Bearer <key>`")
+    raise Refused("unauthorized", "send `Authorization: Bearer <key>`, or sign in")
 
 
 async def _of_key(request: Request, secret: str) -> Principal:
     key = await store_of(request).read(lambda connection: access.find_key(connection, secret))
     if key is None:
         raise _unknown()
+    uses: Uses = request.app.state.uses
+    uses.note(key.id)
     return Principal(key.organisation, "key", key.role, id=key.id)
 
 
@@ -196,15 +202,67 @@ async def _of_token(request: Request, secret: str, experiment_uid: str | None) -
     return Principal(organisation, "token", None, session=session)
 
 
-async def _of_loopback(request: Request) -> Principal:
-    """Return who is at the machine itself.
+async def _of_person(request: Request, secret: str) -> Principal | None:
+    store = store_of(request)
+    found = await store.read(lambda connection: sign_in.find(connection, secret, now_ms=store.clock_ms()))
+    if found is None:
+        return None
+    if request.method not in _SAFE_METHODS:
+        refuse_other_sites(request, unless_said=False)
+    return Principal(found.organisation, "session", found.role, id=found.person_id, person=found)
 
-    A page of some other site whose name was pointed at this machine comes with that name: it is refused before.
+
+def _is_at_the_machine(request: Request) -> bool:
+    """Whether nobody but who can log in to this machine can have asked.
+
+    A page of some other site whose name was pointed at this machine comes with that name, and what came
+    through a proxy with a proxy's headers.
     """
+    return (
+        request.app.state.keyless
+        and request.url.hostname in _LOOPBACK_NAMES
+        and not any(name in request.headers for name in _FORWARDED)
+    )
+
+
+async def _of_loopback(request: Request) -> Principal:
     organisation = await store_of(request).read(access.first_organisation)
     if organisation is None:
         raise Refused("not_found", "there is no organisation")
     return Principal(organisation, "loopback", "viewer")
+
+
+def cookie_name(request: Request) -> str:
+    """Return the name of the cookie that carries a sign-in.
+
+    Behind TLS its prefix makes browsers hold the cookie to this host, to TLS and to us as who set it.
+    """
+    return "__Host-slugline" if request.url.scheme == "https" else "slugline"
+
+
+def sign_in_secret(request: Request) -> str | None:
+    """Return the sign-in's secret that the request carries; None without one."""
+    return request.cookies.get(cookie_name(request))
+
+
+def refuse_other_sites(request: Request, *, unless_said: bool = True) -> None:
+    """Refuse what a page of another site made a browser send.
+
+    Browsers say where a request comes from, in one header or the other. `unless_said` lets pass what says
+    nothing: no browser sent it, which is good enough where no cookie speaks for the sender.
+
+    Raises:
+        Refused: It comes from elsewhere, or it does not say.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        good = site == "same-origin"
+    elif origin is not None:
+        good = urlsplit(origin).netloc == request.headers.get("host")
+    else:
+        good = unless_said
+    if not good:
+        raise Refused("forbidden", "a page of another site may not ask this for you")
 
 
 def _unknown() -> Refused:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from infra.server.refusals import Refused
@@ -28,6 +29,8 @@ def error_response(refusal: Refused) -> Response:
     headers = {}
     if refusal.retry_after_s is not None:
         headers["Retry-After"] = str(refusal.retry_after_s)
+    if refusal.status in {408, 413}:
+        headers["Connection"] = "close"  # the rest of the body is not waited for
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(json.dumps(body), refusal.status, headers, "application/json")
@@ -56,9 +59,13 @@ def install(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_request: Request, _error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody is there to read it
+
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return error_response(Refused("server_error", "the server failed; its log says why"))
 
-    _: Any = (refused, invalid, http, failed)
+    _: Any = (refused, invalid, http, gone, failed)

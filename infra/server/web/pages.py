@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from infra.server.api.context import require, store_of
+from infra.server.api.context import require, sign_in_secret, store_of
 from infra.server.refusals import Refused
 from infra.server.web import views
+from infra.server.web.render import render
+from infra.server.web.sign_in import form_token, to_sign_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy import Connection
 
+    from infra.server.api.context import Principal
+
 __all__ = ["router"]
 
 router = APIRouter()
-_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Cache-Control": "no-cache",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 @router.get("/dashboard")
@@ -52,29 +45,30 @@ async def experiment(request: Request, experiment_id: str) -> Response:
 async def _page(
     request: Request, template: str, view: Callable[[Connection, int, int], dict[str, Any]]
 ) -> Response:
-    """Render a view of the organisation that may be looked at; a refusal is a page too."""
+    """Render a view of the organisation that may be looked at; a refusal is a page too.
+
+    Whoever we do not know is sent to sign in.
+    """
     store = store_of(request)
+    signed_in = None
     try:
-        organisation = (await require(request, "read", keyless=True)).organisation
-        shown = await store.read(lambda connection: view(connection, organisation.id, store.clock_ms()))
+        principal = await require(request, "read", keyless=True)
+        signed_in = _signed_in(request, principal)
+        organisation_id = principal.organisation.id
+        shown = await store.read(lambda connection: view(connection, organisation_id, store.clock_ms()))
     except Refused as refusal:
-        return _render("refused.html", {"refusal": refusal}, refusal.status)
-    return _render(template, shown, 200)
+        if refusal.status == 401 and "authorization" not in request.headers:
+            return to_sign_in(request)
+        return render("refused.html", {"refusal": refusal, "signed_in": signed_in}, refusal.status)
+    return render(template, {**shown, "signed_in": signed_in}, 200)
 
 
-def _render(template: str, shown: dict[str, Any], status: int) -> Response:
-    text = _environment().get_template(template).render(shown)
-    return Response(text, status, _HEADERS, "text/html; charset=utf-8")
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("infra.server.web"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = views.number
-    return environment
+def _signed_in(request: Request, principal: Principal) -> dict[str, str] | None:
+    secret = sign_in_secret(request)
+    if principal.person is None or secret is None:
+        return None
+    return {
+        "name": principal.person.name,
+        "organisation": principal.organisation.name,
+        "form": form_token(secret),
+    }

@@ -22,7 +22,7 @@ def test_auth_status_says_whom_a_key_acts_for(client, version):
     assert response.status_code == 200
     body = response.json()
     assert body["error"] is None
-    assert body["data"]["auth"] == {"kind": "api_key"}
+    assert body["data"]["auth"] == {"kind": "api_key", "role": "owner", "experiment_id": None}
     assert body["data"]["organization"]["name"] == "local"
 
 

@@ -78,10 +78,14 @@ def test_an_experiment_that_is_not_there_is_a_page_too(server):
     assert "<h1>404</h1>" in response.text
 
 
-@pytest.mark.parametrize("path", ["/dashboard", "/api/experiments/x/chart?metric=m"])
-def test_a_name_that_was_pointed_at_this_machine_is_refused(server, path):
-    response = httpx.get(server.url + path, headers={"host": "evil.example"})
-    assert response.status_code == 403
+@pytest.mark.parametrize(
+    "header", [{"host": "evil.example"}, {"x-forwarded-for": "192.0.2.1"}, {"via": "1.1 proxy"}]
+)
+def test_only_what_comes_from_the_machine_itself_needs_no_sign_in(server, header):
+    page = httpx.get(server.url + "/dashboard?a=b", headers=header)
+    assert (page.status_code, page.headers["location"]) == (303, "/sign-in?next=%2Fdashboard%3Fa%3Db")
+    chart = httpx.get(server.url + "/api/experiments/x/chart?metric=m", headers=header)
+    assert chart.status_code == 401
 
 
 def chart(server, experiment, **query):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
@@ -204,7 +204,7 @@ def change(
     ref: str,
     *,
     name: str | None = None,
-    parent: str | Literal[False] | None = False,
+    parent: str | bool | None = False,
 ) -> int:
     """Rename a folder, move it, or both at once, and return what we call it.
 
@@ -215,7 +215,7 @@ def change(
             or too deep.
     """
     folder = find(connection, organisation_id, ref)
-    target = folder.parent_id if parent is False else resolve(connection, organisation_id, parent)
+    target = folder.parent_id if isinstance(parent, bool) else resolve(connection, organisation_id, parent)
     new_name = folder.name if name is None else name
     if target != folder.parent_id:
         _check_fits(_parents(connection, organisation_id), folder.id, target)

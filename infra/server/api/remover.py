@@ -1,0 +1,57 @@
+"""Removes in the background what was deleted, one piece a commit; other writes come in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from infra.server.refusals import Refused
+from infra.server.store import removal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from infra.server.store.store import Store
+
+__all__ = ["Remover"]
+
+_logger = logging.getLogger(__name__)
+_WAIT_S = 5.0
+"""After a failure; what is deleted is out of sight, nobody waits for it."""
+
+
+class Remover:
+    """Lives as long as the application, and begins with what an earlier one left."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+
+    def wake(self) -> None:
+        """Something was deleted."""
+        self._wanted.set()
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Remove while the application runs."""
+        task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                while await self._store.write(removal.step):
+                    pass
+            except Refused as refusal:
+                _logger.warning("what was deleted is removed later: %s", refusal)
+                self._wanted.set()
+                await asyncio.sleep(_WAIT_S)

@@ -1,0 +1,9 @@
+"""The REST API, version 1: one envelope, `{"data": X, "error": null}`, and one shape of errors."""
+
+from infra.server.api.v1 import annotations, experiments, folders, ingest, ingestion_keys, queries
+
+__all__ = ["ROUTERS"]
+
+ROUTERS = tuple(
+    module.router for module in (folders, experiments, ingestion_keys, ingest, annotations, queries)
+)

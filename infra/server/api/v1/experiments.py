@@ -1,0 +1,245 @@
+"""Experiments: listed, created, shown, told their status, moved, renamed, deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, Meta, UnsetType
+
+from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
+from infra.server.api.described import Operation, describe
+from infra.server.api.v1.folders import Ref, shown_by
+from infra.server.api.v1.model import Experiment, Item, Status
+from infra.server.api.v1.requests import body_of, change, look, query_of
+from infra.server.limits import check, check_display_name, check_error_parts, compact_object
+from infra.server.refusals import Refused
+from infra.server.store import experiments as rows
+from infra.server.store import folders, lifecycle, removal
+from infra.server.store.commands import Change
+from runtime.events import limits
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from infra.server.store.database import AnyRow
+
+__all__ = ["Limit", "Time", "router"]
+
+router = APIRouter(prefix="/api/v1", route_class=GuardedRoute)
+Limit = Annotated[int, Meta(ge=1, le=10_000)]
+Time = Annotated[int, Meta(ge=0, le=limits.MAX_TIMESTAMP_MS, description="Epoch milliseconds.")]
+_KINDS: dict[str, Literal["start", "done", "error"]] = {"running": "start", "done": "done", "error": "error"}
+_CODES = ("experiment_not_found",)
+
+
+class _Wanted(msgspec.Struct):
+    slug: str | None = None
+    search: str | None = None
+    status: Status | None = None
+    folder: Ref | None = None
+    limit: Limit = 1000
+    offset: Annotated[int, Meta(ge=0, le=2**53)] = 0
+
+
+class _New(msgspec.Struct):
+    slug: Annotated[str, Meta(min_length=1, max_length=limits.MAX_SLUG_UNITS)]
+    description: Annotated[str, Meta(max_length=limits.MAX_DESCRIPTION_UNITS)] = ""
+    metadata: dict[str, Any] = {}
+    folder_id: Ref | None = None
+
+
+class _Failure(msgspec.Struct):
+    name: Annotated[str, Meta(max_length=500)] = "Error"
+    detail: Annotated[str, Meta(max_length=8000)] = ""
+
+
+class _Told(msgspec.Struct):
+    status: Literal["running", "done", "error"]
+    error: _Failure | None = None
+    timestamp_ms: Time | None = None
+
+
+class _Changed(msgspec.Struct):
+    folder_id: Ref | UnsetType | None = UNSET
+    display_name: Annotated[str, Meta(min_length=1, max_length=200)] | UnsetType | None = UNSET
+
+
+class _One(msgspec.Struct):
+    experiment: Experiment
+
+
+class _Many(msgspec.Struct):
+    experiments: list[Item]
+
+
+@router.get("/experiments")
+@needs("read")
+@describe(Operation(data=_Many, query=_Wanted, codes=("folder_not_found",)))
+async def list_experiments(request: Request) -> Response:
+    """List experiments, the one that changed last first.
+
+    `slug` is a whole slug, `search` a part of one in any case, `folder` an id or a path.
+    """
+    wanted = query_of(request, _Wanted)
+    organisation, shown = principal_of(request).organisation, shown_by(request)
+
+    def read(connection: Connection) -> _Many:
+        found = rows.listed(
+            connection,
+            organisation.id,
+            slug=wanted.slug,
+            search=wanted.search,
+            status=wanted.status,
+            folder_id=False
+            if wanted.folder is None
+            else folders.resolve(connection, organisation.id, wanted.folder),
+            limit=wanted.limit,
+            offset=wanted.offset,
+        )
+        places = folders.places(connection, organisation.id)
+        return _Many([shown.item(row, places.get(row.folder_id)) for row in found])
+
+    return await look(request, read)
+
+
+@router.post("/experiments")
+@needs("write")
+@describe(
+    Operation(
+        data=_One,
+        body=_New,
+        codes=("folder_not_found", "limit_exceeded", "invalid_event"),
+        examples={"new": {"slug": "run-1", "description": "", "metadata": {"lr": 0.1}}},
+    )
+)
+async def create_experiment(request: Request) -> Response:
+    """Create an experiment.
+
+    One that has the slug already is continued: its description and metadata are replaced, and it stays where
+    somebody put it.
+    """
+    new = await body_of(request, _New)
+    check(limits.check_slug, new.slug)
+    check(limits.check_description, new.description)
+    meta = compact_object(new.metadata, field="metadata")
+    organisation, store = principal_of(request).organisation, store_of(request)
+
+    def work(connection: Connection) -> AnyRow:
+        return rows.create(
+            connection,
+            organisation_id=organisation.id,
+            slug=new.slug,
+            description=new.description,
+            meta=meta,
+            folder_id=folders.resolve(connection, organisation.id, new.folder_id),
+            now_ms=store.clock_ms(),
+        )
+
+    return await change(request, lambda connection: _show(request, connection, work(connection).uid))
+
+
+@router.get("/experiments/{experiment_id}")
+@needs("read")
+@describe(Operation(data=_One, codes=_CODES))
+async def show_experiment(request: Request, experiment_id: str) -> Response:
+    """Show an experiment."""
+    return await look(request, lambda connection: _show(request, connection, experiment_id))
+
+
+@router.post("/experiments/{experiment_id}")
+@needs("write")
+@describe(
+    Operation(
+        data=_One,
+        body=_Told,
+        codes=(*_CODES, "limit_exceeded"),
+        examples={
+            "started": {"status": "running"},
+            "failed": {"status": "error", "error": {"name": "ValueError", "detail": "boom"}},
+        },
+    )
+)
+async def tell_status(request: Request, experiment_id: str) -> Response:
+    """Say that an experiment runs, is done or failed. A start clears what an earlier end said."""
+    told = await body_of(request, _Told)
+    if told.error is not None and told.status != "error":
+        raise Refused("invalid_request", f"error belongs to the status error, got {told.status}")
+    failure = (told.error or _Failure()) if told.status == "error" else None
+    if failure is not None:
+        check(check_error_parts, (failure.name, failure.detail))
+    organisation, store = principal_of(request).organisation, store_of(request)
+
+    def work(connection: Connection) -> _One:
+        now_ms = store.clock_ms()
+        row = rows.find(connection, organisation.id, experiment_id)
+        told_by = lifecycle.speaker(connection, row, start=told.status == "running", now_ms=now_ms)
+        said = Change("", _KINDS[told.status], told.timestamp_ms, *_error(failure))
+        lifecycle.apply(connection, row.id, told_by, said, now_ms=now_ms)
+        rows.told(connection, row.id, now_ms if said.at_ms is None else said.at_ms, now_ms=now_ms)
+        return _show(request, connection, experiment_id)
+
+    return await change(request, work)
+
+
+@router.patch("/experiments/{experiment_id}")
+@needs("write")
+@describe(
+    Operation(
+        data=_One,
+        body=_Changed,
+        codes=(*_CODES, "folder_not_found", "limit_exceeded"),
+        examples={"to the root": {"folder_id": None}, "named": {"display_name": "The one that worked"}},
+    )
+)
+async def change_experiment(request: Request, experiment_id: str) -> Response:
+    """Move an experiment to a folder, set the name that people read, or both. The slug never changes."""
+    body = await body_of(request, _Changed)
+    if body.folder_id is UNSET and body.display_name is UNSET:
+        raise Refused("invalid_request", "an experiment's change needs folder_id, display_name or both")
+    if isinstance(body.display_name, str):
+        check(check_display_name, body.display_name)
+    organisation, store = principal_of(request).organisation, store_of(request)
+
+    def work(connection: Connection) -> _One:
+        row = rows.find(connection, organisation.id, experiment_id)
+        if not isinstance(body.folder_id, UnsetType):
+            rows.move(connection, row.id, folders.resolve(connection, organisation.id, body.folder_id))
+        if not isinstance(body.display_name, UnsetType):
+            rows.rename(connection, row, body.display_name, now_ms=store.clock_ms())
+        return _show(request, connection, experiment_id)
+
+    return await change(request, work)
+
+
+@router.delete("/experiments/{experiment_id}")
+@needs("write")
+@describe(Operation(data=_One, codes=_CODES))
+async def delete_experiment(request: Request, experiment_id: str) -> Response:
+    """Delete an experiment with all it holds, and show what it was. Its slug is free at once."""
+    organisation, store = principal_of(request).organisation, store_of(request)
+
+    def work(connection: Connection) -> _One:
+        was = _show(request, connection, experiment_id)
+        row = rows.find(connection, organisation.id, experiment_id)
+        removal.begin(connection, row.id, now_ms=store.clock_ms())
+        store.ingest.forget()  # what it remembers of the experiment is no longer there
+        return was
+
+    response = await change(request, work)
+    request.app.state.remover.wake()
+    return response
+
+
+def _show(request: Request, connection: Connection, experiment_uid: str) -> _One:
+    row = rows.find(connection, principal_of(request).organisation.id, experiment_uid)
+    return _One(shown_by(request).experiment(row, folders.place_of(connection, row.folder_id)))
+
+
+def _error(failure: _Failure | None) -> tuple[str | None, str | None]:
+    """Return an error's text and its metadata, as the collector says them."""
+    if failure is None:
+        return None, None
+    text = f"{failure.name}: {failure.detail}" if failure.detail else failure.name
+    return text, limits.compact({"error_type": failure.name}).decode()

@@ -1,0 +1,115 @@
+"""Deleting experiments: gone for everybody at once, their rows piece by piece, so that no commit grows long.
+
+What is left is found again after a restart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, delete, select, update
+
+from infra.server.store import sql
+from infra.server.store.schema import annotations as annotation_table
+from infra.server.store.schema import (
+    applied_ids,
+    experiments,
+    ingestion_keys,
+    lifecycle,
+    message_holes,
+    point_blocks,
+    series,
+    sessions,
+    tokens,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Select, Table
+
+__all__ = ["begin", "step"]
+
+_ROWS = 2_000
+_BLOCKS = 64
+"""How many rows one piece deletes. A block may hold half a MiB."""
+
+
+def begin(connection: Connection, experiment_id: int, *, now_ms: int) -> None:
+    """Take an experiment away: its slug is free, its tokens are no good, it is in no folder."""
+    mine = select(sessions.c.id).where(sessions.c.experiment_id == experiment_id)
+    connection.execute(delete(ingestion_keys).where(ingestion_keys.c.experiment_id == experiment_id))
+    connection.execute(delete(tokens).where(tokens.c.session_id.in_(mine)))
+    uid = connection.execute(select(experiments.c.uid).where(experiments.c.id == experiment_id)).scalar_one()
+    connection.execute(
+        update(experiments)
+        .where(experiments.c.id == experiment_id)
+        .values(deleted_ms=now_ms, folder_id=None, slug=_no_slug(uid))
+    )
+
+
+def step(connection: Connection) -> bool:
+    """Delete one piece of what was taken away. Returns whether there was any."""
+    experiment_id = connection.execute(
+        select(experiments.c.id).where(experiments.c.deleted_ms.is_not(None)).limit(1)
+    ).scalar()
+    if experiment_id is None:
+        return False
+    if not (_points(connection, experiment_id) or _rest(connection, experiment_id)):
+        connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
+    return True
+
+
+def _no_slug(uid: str) -> str:
+    """Return what no slug can be: it is too long."""
+    return f"deleted {uid} ".ljust(256, ".")
+
+
+def _points(connection: Connection, experiment_id: int) -> bool:
+    """Delete some points of one series, or the series once it has none."""
+    row = connection.execute(
+        select(series.c.id).where(series.c.experiment_id == experiment_id).limit(1)
+    ).first()
+    if row is None:
+        return False
+    some = select(point_blocks.c.id).where(point_blocks.c.series_id == row.id).limit(_BLOCKS)
+    if not _deleted(connection, point_blocks, some):
+        connection.execute(delete(series).where(series.c.id == row.id))
+    return True
+
+
+def _rest(connection: Connection, experiment_id: int) -> bool:
+    """Delete some of one table's rows, each table before those that it refers to."""
+    mine = sessions.c.experiment_id == experiment_id
+    for table in (annotation_table, lifecycle):
+        if _deleted(connection, table, _some(table, table.c.experiment_id == experiment_id)):
+            return True
+    if _ids(connection, experiment_id):
+        return True
+    holes = connection.execute(
+        select(message_holes.c.session_id, message_holes.c.first)
+        .join(sessions, sessions.c.id == message_holes.c.session_id)
+        .where(mine)
+        .limit(_ROWS)
+    ).all()
+    if holes:
+        statement = "DELETE FROM message_holes WHERE session_id = ? AND first = ?"
+        sql.many(connection, statement, [tuple(hole) for hole in holes])
+        return True
+    carried = sessions.c.opened_id.is_not(None)
+    return any(_deleted(connection, sessions, _some(sessions, mine, *more)) for more in ((carried,), ()))
+
+
+def _ids(connection: Connection, experiment_id: int) -> bool:
+    of_experiment = applied_ids.c.experiment_id == experiment_id
+    found = connection.execute(select(applied_ids.c.message_id).where(of_experiment).limit(_ROWS)).scalars()
+    statement = "DELETE FROM applied_ids WHERE experiment_id = ? AND message_id = ?"
+    rows = [(experiment_id, message_id) for message_id in found]
+    sql.many(connection, statement, rows)
+    return bool(rows)
+
+
+def _some(table: Table, *which: ColumnElement[bool]) -> Select[*tuple[int]]:
+    return select(table.c.id).where(*which).limit(_ROWS)
+
+
+def _deleted(connection: Connection, table: Table, some: Select[*tuple[int]]) -> bool:
+    return connection.execute(delete(table).where(table.c.id.in_(some))).rowcount > 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["config_home", "login_paths", "write_logins", "write_private"]
+__all__ = ["config_home", "login_paths", "write_login", "write_logins", "write_private"]
 
 _CLIENTS = ("syvain-metrics", "o41-metrics")
 
@@ -29,12 +29,17 @@ def login_paths(root: Path) -> list[Path]:
 
 def write_logins(root: Path, *, key: str, host: str, organisation_id: str, now_ms: int) -> list[Path]:
     """Write the files, which only their owner can read, and return them."""
-    content = {"apiKey": key, "host": host, "orgId": organisation_id, "loginAt": now_ms}
     written = login_paths(root)
     for path in written:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(path, json.dumps(content, indent=2) + "\n")
+        write_login(path, key=key, host=host, organisation_id=organisation_id, now_ms=now_ms)
     return written
+
+
+def write_login(path: Path, *, key: str, host: str, organisation_id: str, now_ms: int) -> None:
+    """Write one client's file, which only its owner can read."""
+    content = {"apiKey": key, "host": host, "orgId": organisation_id, "loginAt": now_ms}
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_private(path: Path, text: str) -> None:

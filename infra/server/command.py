@@ -29,13 +29,13 @@ def start(
     ] = False,
 ) -> None:
     """Start the Metrics server and serve until SIGTERM or SIGINT."""
-    from infra.server.datadir import Unusable
+    from infra.server.datadir import DataDir, Unusable
     from infra.server.serving import serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
-        serve(data.absolute(), host, port, credentials=write_credentials)
+        serve(DataDir(data.absolute()), host=host, port=port, credentials=write_credentials)
     except Unusable as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

@@ -1,99 +1,112 @@
-"""The data directory: one server at a time, the database, and the first key."""
+"""Where a server keeps what it knows: a data directory of its own, or a database that others share."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
+from infra.login_files import config_home
 from infra.server.refusals import Unusable
-from infra.server.store import access, people
+from infra.server.store import postgresql
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sqlalchemy import Connection
+    from infra.server.store.database import Address
 
-    from infra.server.store.store import Store
+__all__ = ["DataDir", "Place", "RemoteDatabase", "Unusable", "place"]
 
-__all__ = ["DataDir", "Unusable", "write_credentials"]
 
-_CLIENTS = ("syvain-metrics", "o41-metrics")
+class Place(Protocol):
+    """Why it exists: commands take either of the two, and only a directory has a lock and a file of its own.
+
+    `name` is how people know the database; no password is in it.
+    """
+
+    @property
+    def address(self) -> Address:
+        """What the store opens."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+
+    def hold(self) -> None:
+        """Take it for this process, until that ends.
+
+        Raises:
+            Unusable: It cannot be written, or another process holds it.
+        """
+
+    def key_file(self, organisation_uid: str) -> Path:
+        """Return where the first start writes the key of the organisation that it makes."""
 
 
 class DataDir:
-    """A directory that this process holds until it ends.
-
-    Raises:
-        Unusable: It cannot be written, or another server holds it.
-    """
+    """A directory with an SQLite file, the key and a lock. Nothing is touched before `hold()`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.key_file = path / "key"
+        self.address: Address = path / "metrics.sqlite3"
         self.database = path / "metrics.sqlite3"
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = (path / "lock").open("a")
-        except OSError as error:
-            raise Unusable(f"the data directory {path} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise Unusable(f"the data directory {path} is in use by another server: stop it first") from error
+        self.name = str(self.database)
+        self._lock: IO[str] | None = None
 
-    def ensure_key(self, store: Store) -> None:
-        """On the first start, make an organisation and a key, and write the key to a file only we can read.
-
-        The file is written before the database remembers its key, so that a crash in between leaves no key
-        that nobody has.
-        """
-        if store.read_now(access.first_organisation) is not None:
+    def hold(self) -> None:
+        """Make the directory if need be and lock it."""
+        if self._lock is not None:
             return
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("a")
+        except OSError as error:
+            raise Unusable(f"the data directory {self.path} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise Unusable(
+                f"the data directory {self.path} is in use by another server: stop it first"
+            ) from error
+        self._lock = lock
 
-        def first(connection: Connection) -> None:
-            now_ms = store.clock_ms()
-            organisation = access.create_organisation(connection, "local", now_ms=now_ms)
-            people.add(
-                connection,
-                organisation.id,
-                email="owner@localhost",
-                name="Owner",
-                role="owner",
-                password_hash=None,
-                now_ms=now_ms,
-            )
-            _, key = access.create_key(connection, organisation.id, "first", role="owner", now_ms=now_ms)
-            _write_private(self.key_file, key + "\n")
-
-        store.write_now(first)
-
-    def organisation_uid(self, store: Store) -> str:
-        """Return the id of the organisation that the first start made."""
-        organisation = store.read_now(access.first_organisation)
-        assert organisation is not None
-        return organisation.uid
+    def key_file(self, organisation_uid: str) -> Path:  # noqa: ARG002 - one organisation is first in a directory
+        """Return the file of the first key."""
+        return self.path / "key"
 
 
-def write_credentials(
-    config_home: Path, *, key: str, host: str, organisation_id: str, now_ms: int
-) -> list[Path]:
-    """Write the files in which public clients look for a key, and return them."""
-    content = {"apiKey": key, "host": host, "orgId": organisation_id, "loginAt": now_ms}
-    written = [config_home / client / "auth.json" for client in _CLIENTS]
-    for path in written:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_private(path, json.dumps(content, indent=2) + "\n")
-    return written
+class RemoteDatabase:
+    """A PostgreSQL database by URL. Any number of servers may use it at once.
+
+    Raises:
+        Unusable: The URL is none of PostgreSQL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.address: Address = url
+        self.name = postgresql.parse(url).set(drivername="postgresql").render_as_string(hide_password=True)
+
+    def hold(self) -> None:
+        """Take nothing: whoever writes holds a lock in the database for as long as it writes."""
+
+    def key_file(self, organisation_uid: str) -> Path:
+        """Return a file of its own beside the clients' logins: there is no directory of the database's."""
+        return config_home(os.environ) / "syvain-metrics" / f"{organisation_uid}.key"
 
 
-def _write_private(path: Path, text: str) -> None:
-    """Replace a file in one step; at no moment can anybody else read it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def place(*, data: Path | None, database: str | None) -> Place:
+    """Return what a command was pointed at; exactly one of the two is given.
+
+    Raises:
+        Unusable: Both are given or none, or the URL is none of PostgreSQL.
+    """
+    if (data is None) == (database is None):
+        given = "neither" if data is None else "both"
+        raise Unusable(f"give either a data directory (--data) or a database (--database), got {given}")
+    return RemoteDatabase(database) if database is not None else DataDir(_absolute(data))
+
+
+def _absolute(path: Path | None) -> Path:
+    assert path is not None
+    return path.absolute()

@@ -1,14 +1,12 @@
-"""From a data directory and an address to a server that answers, until it is told to stop."""
+"""From a database and an address to a server that answers, until it is told to stop."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import signal
 import socket
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,36 +14,37 @@ import uvicorn
 from sqlalchemy.exc import DBAPIError
 
 from infra.server.api.app import create_app
-from infra.server.datadir import DataDir, Unusable, write_credentials
+from infra.server.first_start import ensure_key, export_line, log_in
 from infra.server.patience import PatientProtocol
+from infra.server.refusals import StoreUnavailable, Unusable
+from infra.server.store.database import reason
 from infra.server.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["serve"]
+    from infra.server.datadir import Place
+
+__all__ = ["open_store", "serve"]
 
 _GRACE_S = 5
 
 
-def serve(data: Path, host: str, port: int, *, credentials: bool) -> None:
+def serve(place: Place, *, host: str, port: int, credentials: bool) -> None:
     """Serve until SIGTERM or SIGINT. The address is taken before anything else is touched.
+
+    `credentials` says whether the key of the first start is also written where the public clients look.
 
     Raises:
         Unusable: The port, the directory or the database cannot be used.
     """
     listener = _listen(host, port)
     url = _url(host, listener)
-    directory = DataDir(data)
-    store = _open(directory)
+    place.hold()
+    store = open_store(place)
     try:
-        directory.ensure_key(store)
-        if credentials:
-            _write_credentials(directory, store, url)
+        _introduce(place, store, url, credentials=credentials)
         app = create_app(store, keyless=_is_loopback(listener))
-        typer.echo(f"Metrics server at {url}")
-        typer.echo(f"key in {directory.key_file}")
-        sys.stdout.flush()
         _Server(
             uvicorn.Config(
                 app,
@@ -58,6 +57,34 @@ def serve(data: Path, host: str, port: int, *, credentials: bool) -> None:
         ).run(sockets=[listener])
     finally:
         store.close()
+
+
+def open_store(place: Place) -> Store:
+    """Open a place's database, its tables brought up to date.
+
+    Raises:
+        Unusable: It cannot be reached or written, or is none that this version can use.
+    """
+    try:
+        return Store(place.address)
+    except DBAPIError as error:
+        raise Unusable(f"the database {place.name} cannot be used: {reason(error)}") from error
+
+
+def _introduce(place: Place, store: Store, url: str, *, credentials: bool) -> None:
+    """Say where the server is and where its key; the key itself is never shown."""
+    try:
+        key = ensure_key(place, store)
+    except StoreUnavailable as error:
+        raise Unusable(error.message) from error
+    typer.echo(f"Metrics server at {url}")
+    if key.file.exists():
+        typer.echo(f"key in {key.file}")
+        typer.echo(f"for clients that read the environment: {export_line(key)}")
+        if credentials:
+            for line in log_in(key, url, now_ms=store.clock_ms()):
+                typer.echo(line)
+    sys.stdout.flush()
 
 
 class _Server(uvicorn.Server):
@@ -82,13 +109,6 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _open(directory: DataDir) -> Store:
-    try:
-        return Store(directory.database)
-    except DBAPIError as error:
-        raise Unusable(f"the database {directory.database} cannot be used: {error.orig}") from error
-
-
 def _url(host: str, listener: socket.socket) -> str:
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{listener.getsockname()[1]}"
@@ -96,20 +116,3 @@ def _url(host: str, listener: socket.socket) -> str:
 
 def _is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-
-
-def _write_credentials(directory: DataDir, store: Store, url: str) -> None:
-    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    try:
-        key = directory.key_file.read_text().strip()
-        written = write_credentials(
-            config_home,
-            key=key,
-            host=url,
-            organisation_id=directory.organisation_uid(store),
-            now_ms=store.clock_ms(),
-        )
-    except OSError as error:
-        raise Unusable(f"the credentials files cannot be written: {error}") from error
-    for path in written:
-        typer.echo(f"credentials in {path}")

@@ -71,10 +71,19 @@ def _run(argv: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        # Whoever read has enough (`... | head`). Nothing may be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _nobody_reads()
+    except SystemExit as end:
+        # What the library makes of a closed pipe.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return _nobody_reads()
     return code
+
+
+def _nobody_reads() -> int:
+    """Whoever read has enough (`... | head`), which is no error. Nothing may be flushed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _end(message: str, code: int) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["main", "start"]
+__all__ = ["configure_logging", "main", "start"]
 
 
 def start(
@@ -32,13 +32,18 @@ def start(
     from infra.server.datadir import DataDir, Unusable
     from infra.server.serving import serve
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    configure_logging()
     try:
         serve(DataDir(data.absolute()), host=host, port=port, credentials=write_credentials)
     except Unusable as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+def configure_logging() -> None:
+    """Log to standard error, as a service does."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def main() -> None:

@@ -60,7 +60,8 @@ def export(
         with _opened(output) as file:
             num_points = _write(api, chosen, file, kind, names=metric, where=filters)
     if output != "-":
-        say(f"{num_points:,} points of {len(chosen):,} experiments in {output}")
+        plural = "" if len(chosen) == 1 else "s"
+        say(f"{num_points:,} points of {len(chosen):,} experiment{plural} in {output}")
 
 
 def _write(

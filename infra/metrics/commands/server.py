@@ -2,8 +2,124 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+
+from infra.metrics.errors import Rejected
+from infra.metrics.output import say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infra.server.datadir import Place
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Start the server, back it up, restore it, bring its tables up to date.")
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Directory of the database, the key and the lock; made when missing.",
+        show_default="syvain-metrics in XDG_DATA_HOME, else in ~/.local/share",
+    ),
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="postgresql://... instead of a directory. The variable hides it from ps.",
+        envvar="SYVAIN_METRICS_DATABASE",
+    ),
+]
+
+
+@app.command()
+def start(
+    *,
+    data: Data = None,
+    database: Database = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="N", help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8041,
+    login: Annotated[
+        bool,
+        typer.Option(
+            "--login/--no-login", help="On the first start, save the key where the public clients look."
+        ),
+    ] = True,
+) -> None:
+    """Start the server and serve until SIGTERM or Ctrl-C. The first start makes an organisation and a key."""
+    with _usable(data, database) as place:
+        from infra.server.command import configure_logging
+        from infra.server.serving import serve
+
+        configure_logging()
+        serve(place, host=host, port=port, credentials=login)
+
+
+@app.command()
+def migrate(*, data: Data = None, database: Database = None) -> None:
+    """Bring the tables up to date, as every start does; the server must not run."""
+    with _usable(data, database) as place:
+        from infra.server.upkeep import migrate as run
+
+        before, after = run(place)
+        name = place.name
+    say(f"{name}: the tables are those of version {after}" + (f", they were {before}'s" if before else ""))
+
+
+@app.command()
+def backup(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to; an older one is replaced.")],
+    *,
+    data: Data = None,
+    database: Database = None,
+) -> None:
+    """Write everything that was acknowledged into one file. A server that runs goes on."""
+    with _usable(data, database) as place:
+        from infra.server.upkeep import backup as run
+
+        size_bytes = run(place, Path(file))
+    say(f"{size_bytes:,} bytes in {file}")
+
+
+@app.command()
+def restore(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file that server backup wrote.")],
+    *,
+    data: Data = None,
+    database: Database = None,
+) -> None:
+    """Fill an empty directory or database from a backup, whole or not at all."""
+    with _usable(data, database) as place:
+        from infra.server.upkeep import restore as run
+
+        run(place, Path(file))
+        name = place.name
+    say(f"{file} is restored in {name}: start the server there")
+
+
+@contextmanager
+def _usable(data: str | None, database: str | None) -> Iterator[Place]:
+    """Yield the place that the options name; one that cannot be used is the user's to change."""
+    from infra.server.datadir import place
+    from infra.server.refusals import Unusable
+
+    directory = Path(data) if data is not None else None if database is not None else _default()
+    try:
+        yield place(data=directory, database=database)
+    except Unusable as error:
+        raise Rejected(str(error)) from error
+
+
+def _default() -> Path:
+    configured = Path(os.environ.get("XDG_DATA_HOME", "").strip() or "unset")
+    root = configured if configured.is_absolute() else Path.home() / ".local" / "share"
+    return root / "syvain-metrics"

@@ -24,6 +24,7 @@ class Rest:
         method: str,
         path: str,
         body: Any = None,
+        /,
         *,
         token: str | None = None,
         key: str | None = None,
@@ -41,7 +42,7 @@ class Rest:
             method, f"/api/v1{path}", headers=headers, params=query, content=content
         )
 
-    def ask(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
+    def ask(self, method: str, path: str, body: Any = None, /, **more: Any) -> Any:
         """Send one request that must succeed and return its data."""
         response = self.send(method, path, body, **more)
         assert response.status_code == 200, response.text
@@ -50,7 +51,7 @@ class Rest:
         assert envelope["error"] is None
         return envelope["data"]
 
-    def refused(self, method: str, path: str, body: Any = None, **more: Any) -> tuple[int, str]:
+    def refused(self, method: str, path: str, body: Any = None, /, **more: Any) -> tuple[int, str]:
         """Send one request that must be refused and return the status and the code."""
         response = self.send(method, path, body, **more)
         envelope = response.json()

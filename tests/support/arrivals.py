@@ -8,12 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from infra.server.store import codec
 from tests.support.gates import record
 from tests.support.metrics_server import MetricsClient
 from tests.support.strict_json import strict_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from tests.support.metrics_server import MetricsServer
@@ -124,24 +125,36 @@ def look(server: MetricsServer, slug: str) -> Held | None:
         if row is None:
             return None
         number, experiment_id, status = row
-        points, noted, lifecycle = (
-            database.execute(q, [number]).fetchall() for q in (_POINTS, _NOTES, _LIFECYCLE)
+        blocks, senders, noted, lifecycle = (
+            database.execute(q, [number]).fetchall() for q in (_BLOCKS, _SENDERS, _NOTES, _LIFECYCLE)
         )
     finally:
         database.close()
-    told = [
-        Told(session, at_ms, step, name, _text(json.loads(metadata)), value)
-        for session, at_ms, step, name, metadata, value in points
-    ]
+    told = _points(blocks, dict(senders))
     told += [_note(session, at_ms, text, json.loads(meta)) for session, at_ms, text, meta in noted]
     return Held(experiment_id, status, Counter(told), lifecycle)
 
 
-_POINTS = (
-    "SELECT sender, timestamp_ms, step, name, metadata, value FROM points"
-    " JOIN series ON series.id = series_id JOIN sessions ON sessions.id = session_id"
+def _points(blocks: Iterable[tuple[str, str, bytes]], senders: Mapping[int, str]) -> list[Told]:
+    return [
+        Told(senders[session], at_ms, step, name, _text(json.loads(metadata)), value)
+        for name, metadata, data in blocks
+        for points in [codec.decode(data)]
+        for session, at_ms, step, value in zip(
+            points.sessions.tolist(),
+            points.timestamps_ms.tolist(),
+            points.steps.tolist(),
+            points.values.tolist(),
+            strict=True,
+        )
+    ]
+
+
+_BLOCKS = (
+    "SELECT name, metadata, data FROM point_blocks JOIN series ON series.id = series_id"
     " WHERE series.experiment_id = ?"
 )
+_SENDERS = "SELECT id, sender FROM sessions WHERE experiment_id = ?"
 _NOTES = (
     "SELECT sender, at_ms, text, meta FROM annotations JOIN sessions ON sessions.id = session_id"
     " WHERE annotations.experiment_id = ?"

@@ -14,11 +14,13 @@ from infra.server.api import (
     chart,
     errors,
     experiment_events,
+    health,
     keys,
     members,
+    openapi,
     org_events,
+    prometheus,
     series_stream,
-    status,
     views,
 )
 from infra.server.api.body import BodyBudget
@@ -59,16 +61,31 @@ def create_app(store: Store, *, keyless: bool) -> FastAPI:
     app.state.passwords = Passwords(store)
     app.state.running = set()  # requests under an idempotency-key
     app.state.remover = remover
+    app.state.measures = measures = prometheus.Measures(store)
+    app.state.readiness = health.Readiness(store)
     app.state.uses = uses
     errors.install(app)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
     app.add_middleware(SafeHeaders)
-    app.add_middleware(Patience)  # the last is the outermost
-    for module in (status, auth, org_events, experiment_events, series_stream, keys, members, views, chart):
+    app.add_middleware(Patience)
+    app.add_middleware(prometheus.Measured, measures=measures)  # the last is the outermost
+    for module in (
+        health,
+        auth,
+        org_events,
+        experiment_events,
+        series_stream,
+        keys,
+        members,
+        views,
+        chart,
+        prometheus,
+    ):
         app.include_router(module.router)
     for router in ROUTERS:
         app.include_router(router)
     for open_router in (auth.open_router, pages.router, sign_in.router):
         app.include_router(open_router)
+    openapi.install(app)
     app.mount("/dashboard/static", StaticFiles(packages=[("infra.server.web", "static")]))
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -16,9 +17,12 @@ from runtime.events import limits
 __all__ = [
     "Envelope",
     "Reply",
+    "check_size",
     "convert",
+    "decode_answerable",
     "decode_batch",
     "decode_loosely",
+    "encode_mixed",
     "encode_replies",
     "error_data",
     "reply_line",
@@ -29,6 +33,8 @@ Reply = tuple[str, Mapping[str, Any]] | Refused
 """The name of the reply event without its prefix, and its data; or why there is none."""
 
 _PREFIX = "syvain.v2."
+_PLAIN = re.compile(r"[ !#-\[\]-~]*")
+"""Texts that JSON writes as they are."""
 
 
 class Envelope(msgspec.Struct, Generic[T]):
@@ -45,16 +51,35 @@ def decode_batch(body: bytes, decoder: msgspec.json.Decoder[list[T]]) -> list[T 
     Raises:
         Refused: The body is no array of 0 to 1,000 objects that can be answered one by one.
     """
-    events: list[T | dict[str, Any]]
     try:
-        events = [*decoder.decode(body)]
+        events: list[T | dict[str, Any]] = [*decoder.decode(body)]
     except (msgspec.DecodeError, RecursionError):
-        events = [*_answerable(decode_loosely(body))]
+        return [*decode_answerable(body)]
+    check_size(events)
+    return events
+
+
+def decode_answerable(body: bytes) -> list[dict[str, Any]]:
+    """Decode a batch in which some event may not fit: every event comes as a dict, to be refused alone.
+
+    Raises:
+        Refused: The body is no array of 0 to 1,000 objects that can be answered one by one.
+    """
+    events = _answerable(decode_loosely(body))
+    check_size(events)
+    return events
+
+
+def check_size(events: Sequence[object]) -> None:
+    """Refuse a batch of too many events.
+
+    Raises:
+        Refused: They are more than 1,000.
+    """
     if len(events) > limits.MAX_BATCH_EVENTS:
         raise Refused(
             "batch_too_large", f"a batch has at most {limits.MAX_BATCH_EVENTS:,} events, got {len(events):,}"
         )
-    return events
 
 
 def decode_loosely(body: bytes) -> Any:
@@ -84,18 +109,28 @@ def convert(decoded: Any, kind: type[T]) -> T:
 
 
 def encode_replies(correlations: Sequence[str], replies: Sequence[Reply]) -> bytes:
-    """Return the reply array. Reply ids are unique; nobody asks for more of them."""
-    first = str(uuid.uuid4())[:24]
-    return (
-        b"["
-        + b",".join(
-            [
-                orjson.dumps({"messageId": f"{first}{index:012x}", **_reply(correlation, reply)})
-                for index, (correlation, reply) in enumerate(zip(correlations, replies, strict=True))
-            ]
-        )
-        + b"]"
-    )
+    """Return the reply array, a reply to each event in order."""
+    return encode_mixed(correlations, "", dict(enumerate(replies)))
+
+
+def encode_mixed(correlations: Sequence[str], usual: str, unusual: Mapping[int, Reply]) -> bytes:
+    """Return the reply array: those in `unusual` by place, and `usual` without data to all others.
+
+    Reply ids are unique; nobody asks for more of them.
+    """
+    first = uuid.uuid4().hex[:20]
+    tail = f'","event":"{_PREFIX}{usual}","data":{{}}}}'
+    if _PLAIN.fullmatch("".join(correlations)) is None:
+        correlations = [orjson.dumps(correlation).decode()[1:-1] for correlation in correlations]
+    parts = [
+        f'{{"messageId":"{first}.{place}","correlationId":"{correlation}{tail}'
+        for place, correlation in enumerate(correlations)
+    ]
+    for place, reply in unusual.items():
+        event, data = _event_and_data(reply)
+        head = f'{{"messageId":"{first}.{place}","correlationId":"{correlations[place]}"'
+        parts[place] = f'{head},"event":"{event}","data":{orjson.dumps(data).decode()}}}'
+    return f"[{','.join(parts)}]".encode()
 
 
 def reply_line(correlation: str, reply: Reply) -> bytes:
@@ -119,9 +154,14 @@ def error_data(refusal: Refused) -> dict[str, Any]:
 
 
 def _reply(correlation: str, reply: Reply) -> dict[str, Any]:
+    event, data = _event_and_data(reply)
+    return {"correlationId": correlation, "event": event, "data": data}
+
+
+def _event_and_data(reply: Reply) -> tuple[str, Mapping[str, Any]]:
     if isinstance(reply, Refused):
-        return {"correlationId": correlation, "event": _PREFIX + "error", "data": error_data(reply)}
-    return {"correlationId": correlation, "event": _PREFIX + reply[0], "data": reply[1]}
+        return _PREFIX + "error", error_data(reply)
+    return _PREFIX + reply[0], reply[1]
 
 
 def _answerable(events: Any) -> list[dict[str, Any]]:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 
+from infra.server.api import event_schemas
 from infra.server.api.body import read_body
 from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
+from infra.server.api.described import Operation, describe
 from infra.server.api.envelopes import Envelope, convert, decode_loosely, reply_line
 from infra.server.refusals import Refused
-from infra.server.store import experiments, series
+from infra.server.store import experiments, series, sessions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from infra.server.store.series import Series
+    from sqlalchemy import Connection
+
+    from infra.server.store.series import Points, Series
     from infra.server.store.store import Store
 
 __all__ = ["router"]
@@ -27,7 +31,6 @@ __all__ = ["router"]
 router = APIRouter(route_class=GuardedRoute)
 _EVENT = "syvain.v2.query.experimentseries"
 _MAX_NAMES = 1000
-_FRAME_POINTS = 8192
 
 
 class _Filter(msgspec.Struct):
@@ -45,6 +48,14 @@ class _Query(msgspec.Struct):
     seriesNames: list[str] | None = None  # noqa: N815
     filter: list[_Filter] = []
     xAxis: Literal["step", "timestamp"] = "step"  # noqa: N815
+    copies: Literal["all", "newest"] = "all"  # ours: public clients do not send it
+
+
+class Found(NamedTuple):
+    """The series that were asked for, in the view in which they were looked up, and how they are to come."""
+
+    series: list[Series]
+    order: series.Order
 
 
 _Envelope = Envelope[_Query]
@@ -52,6 +63,15 @@ _Envelope = Envelope[_Query]
 
 @router.post("/api/v2/query/series")
 @needs("read")
+@describe(
+    Operation(
+        reply=event_schemas.SERIES_LINES,
+        media="application/x-ndjson",
+        body=event_schemas.SERIES_QUERY,
+        codes=("invalid_event",),
+        examples={"a metric": event_schemas.SERIES_EXAMPLE},
+    )
+)
 async def query_series(request: Request) -> Response:
     """Stream every partition's points along the axis, a summary for each name, and `done` last."""
     organisation = principal_of(request).organisation
@@ -81,39 +101,45 @@ def _lines(store: Store, organisation_id: int, envelope: _Envelope) -> Iterator[
     """Yield the lines. What goes wrong on the way is the last of them: the status is sent already."""
     try:
         query = envelope.data
-        found = store.read_now(
-            lambda connection: list(
-                series.of_experiment(
-                    connection,
-                    experiments.find(connection, organisation_id, query.experimentId).id,
-                    query.seriesNames,
-                )
-            )
-        )
+        found = store.read_now(lambda connection: _find(connection, organisation_id, query))
         for reply in _replies(store, query, found):
             yield reply_line(envelope.messageId, reply)
     except Refused as refusal:
         yield reply_line(envelope.messageId, refusal)
 
 
-def _replies(store: Store, query: _Query, found: list[Series]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield data and summaries, reading one series at a time: a slow client holds no view of the database."""
+def _find(connection: Connection, organisation_id: int, query: _Query) -> Found:
+    row = experiments.find(connection, organisation_id, query.experimentId)
+    ranks = sessions.ranks(connection, row.id) if query.copies == "newest" else None
+    return Found(
+        list(series.of_experiment(connection, row.id, query.seriesNames)),
+        series.Order(query.xAxis, newest=ranks),
+    )
+
+
+def _replies(store: Store, query: _Query, found: Found) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield data and summaries, reading a part at a time: a slow client holds no view of the database."""
     totals = {"series": 0, "batches": 0, "points": 0}
     missing = dict.fromkeys(query.seriesNames or ())
-    for name, group in groupby(found, key=lambda one: one.name):
-        missing.pop(name, None)
+    matching = [one for one in found.series if all(rule.matches(one.metadata) for rule in query.filter)]
+    names = dict.fromkeys(one.name for one in found.series)
+    frames = groupby(
+        series.stream_each(store.read_now, matching, found.order), key=lambda frame: frame[0].name
+    )
+    name, of_name = next(frames, (None, ()))
+    for one in names:
+        missing.pop(one, None)
         batches = points = 0
-        for one in group:
-            if not all(condition.matches(one.metadata) for condition in query.filter):
-                continue
-            for frame in _frames(store, query, one):
+        if one == name:
+            for partition, frame in of_name:
                 batches += 1
-                points += len(frame["step"])
-                yield "query.series.data", _data(query, one, frame)
+                points += len(frame)
+                yield "query.series.data", _data(query, partition, frame)
+            name, of_name = next(frames, (None, ()))
         if points or query.seriesNames is not None:
-            yield _summary(name, batches, points, totals)
-    for name in missing:
-        yield _summary(name, 0, 0, totals)
+            yield _summary(one, batches, points, totals)
+    for one in missing:
+        yield _summary(one, 0, 0, totals)
     yield "query.experimentseries.done", totals
 
 
@@ -124,21 +150,17 @@ def _summary(name: str, batches: int, points: int, totals: dict[str, int]) -> tu
     return "query.experimentseries.series", {"seriesName": name, "batches": batches, "points": points}
 
 
-def _data(query: _Query, one: Series, frame: dict[str, Any]) -> dict[str, Any]:
+def _data(query: _Query, one: Series, frame: Points) -> dict[str, Any]:
     return {
         "experimentId": query.experimentId,
         "seriesName": one.name,
         "metadata": one.metadata,
-        "data": frame,
+        "data": {"step": _steps(frame), "timestampMs": frame.timestamps_ms, "value": frame.values},
     }
 
 
-def _frames(store: Store, query: _Query, one: Series) -> Iterator[dict[str, Any]]:
-    points = store.read_now(lambda connection: series.points_of(connection, one.id)).along(query.xAxis)
-    for first in range(0, len(points.steps), _FRAME_POINTS):
-        part = slice(first, first + _FRAME_POINTS)
-        yield {
-            "step": points.steps[part],
-            "timestampMs": points.timestamps_ms[part],
-            "value": points.values[part],
-        }
+def _steps(frame: Points) -> Any:
+    """Return the steps; null where a point has none."""
+    if (frame.steps != series.NO_STEP).all():
+        return frame.steps
+    return [None if step == series.NO_STEP else step for step in frame.steps.tolist()]

@@ -1,4 +1,7 @@
-"""Applying a batch of one experiment: each event once, in order, with an outcome of its own."""
+"""Applying a batch of one experiment: each event once, with an outcome of its own.
+
+Points come and go as columns: what costs per point is a few list operations, the rest is per series.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,23 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import case, or_, select, update
-
 from infra.server.refusals import Refused
 from infra.server.store import annotations as annotation_rows
-from infra.server.store import lifecycle, senders, series, sessions
-from infra.server.store.commands import Annotate, Change, Command, Record, annotation_uid
-from infra.server.store.schema import applied_ids, experiments
-from infra.server.store.sessions import Session, parse_message_id
+from infra.server.store import applied, lifecycle, senders, sessions, sql
+from infra.server.store.claims import Claim, claim
+from infra.server.store.commands import Annotate, Change, Other, Record, Records, annotation_uid
+from infra.server.store.counters import Counters
+from infra.server.store.growth import Growth
+from infra.server.store.sessions import parse_message_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import Connection
 
+    from infra.server.store.commands import Command
     from infra.server.store.senders import Sender
+    from infra.server.store.sessions import Session
 
 __all__ = ["Ingest"]
 
@@ -31,38 +36,70 @@ _MAX_LIVE = 4096
 class _Live:
     """What the writer remembers of an experiment that is written to."""
 
-    series: dict[tuple[str, bytes], list[int]] = field(default_factory=dict)  # -> [id, num_points]
+    growth: Growth
     senders: dict[str, Sender] = field(default_factory=dict)
 
 
 class Ingest:
     """Lives in the writer's thread, which makes what it remembers true: nobody else writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Counters | None = None) -> None:
+        self.counters = Counters() if counters is None else counters
         self._live: OrderedDict[int, _Live] = OrderedDict()
 
     def forget(self) -> None:
-        """Drop what is remembered: a transaction was rolled back."""
+        """Drop what is remembered: a transaction was rolled back, or something was deleted."""
         self._live.clear()
 
     def apply(
         self, connection: Connection, session: Session, commands: Sequence[Command], *, now_ms: int
     ) -> list[Refused | None]:
-        """Apply commands in order; return for each None, also when it was applied before, or a refusal."""
-        batch = _Batch(connection, session, self._of(session.experiment_id), now_ms)
+        """Apply commands; return for each None, also when it was applied before, or a refusal."""
+        records = [place for place, command in enumerate(commands) if isinstance(command, Record)]
+        others = [place for place, command in enumerate(commands) if not isinstance(command, Record)]
+        refused, refused_others = self.apply_columns(
+            connection,
+            session,
+            Records.of([command for command in commands if isinstance(command, Record)]),
+            [command for command in commands if not isinstance(command, Record)],
+            now_ms=now_ms,
+        )
+        outcomes: list[Refused | None] = [None] * len(commands)
+        for places, of_them in ((records, refused), (others, refused_others)):
+            for place, refusal in of_them.items():
+                outcomes[places[place]] = refusal
+        return outcomes
+
+    def apply_columns(
+        self,
+        connection: Connection,
+        session: Session,
+        records: Records,
+        others: Sequence[Other],
+        *,
+        now_ms: int,
+    ) -> tuple[dict[int, Refused], dict[int, Refused]]:
+        """Apply the points of a batch and then whatever else it holds, each in order.
+
+        Returns the refusals of either by place; what has none was applied, now or before.
+        """
+        batch = _Batch(connection, session, self._of(session.experiment_id), self.counters, now_ms)
         try:
-            outcomes = batch.apply(commands)
+            refused = batch.record(records) if len(records) else {}
+            refused_others = batch.do(others) if others else {}
             batch.write()
         except BaseException:
             self.forget()
             raise
-        return outcomes
+        return refused, refused_others
 
     def _of(self, experiment_id: int) -> _Live:
-        live = self._live.setdefault(experiment_id, _Live())
+        live = self._live.get(experiment_id)
+        if live is None:
+            live = self._live[experiment_id] = _Live(Growth(experiment_id))
+            if len(self._live) > _MAX_LIVE:
+                self._live.popitem(last=False)
         self._live.move_to_end(experiment_id)
-        if len(self._live) > _MAX_LIVE:
-            self._live.popitem(last=False)
         return live
 
 
@@ -73,85 +110,98 @@ class _Batch:
     connection: Connection
     session: Session
     live: _Live
+    counters: Counters
     now_ms: int
-    points: list[series.PointRow] = field(default_factory=list)
-    grown: dict[int, list[int]] = field(default_factory=dict)
+    num_points: int = 0
     annotations: list[dict[str, Any]] = field(default_factory=list)
     senders: dict[str, Sender] = field(default_factory=dict)
-    applied: set[str] = field(default_factory=set)
     new_ids: list[str] = field(default_factory=list)
+    ended: bool = False
     last_event_ms: int = 0
 
-    def apply(self, commands: Sequence[Command]) -> list[Refused | None]:
-        """Gather what the commands add."""
-        self._load_applied(commands)
-        return [self._one(command) for command in commands]
+    def record(self, records: Records) -> dict[int, Refused]:
+        """Store the points that were not stored before; return the refusals by place."""
+        claimed = claim(self.connection, self.session.experiment_id, self.sender, records.message_ids)
+        self.counters.repeated += len(records) - len(claimed)
+        refused = self._refused(records, claimed)
+        if refused:
+            claimed = claimed.without(refused)
+            self.counters.partitions_refused += len(refused)
+        if len(claimed):
+            self.new_ids += claimed.mark(records.message_ids)
+            latest_ms = self.live.growth.gather(records, claimed, self.session.id, now_ms=self.now_ms)
+            # A client whose clock is ahead does not keep a dead run fresh.
+            self.last_event_ms = min(latest_ms, self.now_ms)
+            self.num_points = len(claimed)
+            self.counters.points += len(claimed)
+        return refused
 
-    def _one(self, command: Command) -> Refused | None:
+    def _refused(self, records: Records, claimed: Claim) -> dict[int, Refused]:
+        """Find or make the series of what is new; return the refusals by place."""
+        wanted = set(records.which) if claimed.all else {records.which[place] for place in claimed.places}
+        refused = self.live.growth.open(self.connection, records.partitions, sorted(wanted))
+        if not refused:
+            return {}
+        return {
+            place: refused[records.which[place]]
+            for place in claimed.places
+            if records.which[place] in refused
+        }
+
+    def do(self, others: Sequence[Other]) -> dict[int, Refused]:
+        """Do what the rest of the batch says, in order; return the refusals by place."""
+        foreign = [one.message_id for one in others if parse_message_id(one.message_id) is None]
+        known = applied.known(self.connection, self.session.experiment_id, foreign) if foreign else set()
+        known.update(self.new_ids)
+        refused = {}
+        for place, one in enumerate(others):
+            try:
+                self._once(one, known)
+            except Refused as refusal:
+                refused[place] = refusal
+        return refused
+
+    def _once(self, command: Other, known: set[str]) -> None:
         own = parse_message_id(command.message_id)
-        try:
-            if own is None:
-                self._foreign(command)
-            else:
-                self._own(command, *own)
-        except Refused as refusal:
-            return refusal
-        return None
-
-    def _own(self, command: Command, name: str, sequence: int) -> None:
-        """One of our sender's: a number within a session."""
-        sender = self.live.senders.get(name)
-        if sender is None:
-            sender = senders.find_or_carry(self.connection, self.session, name, now_ms=self.now_ms)
-            self.live.senders[name] = sender
-        if sequence in sender.marks:
+        if own is None:
+            if command.message_id not in known:
+                self._do(command, self.session.id)
+                known.add(command.message_id)
+                self.new_ids.append(command.message_id)
+            return
+        sender = self.sender(own[0])
+        if own[1] in sender.marks:
             return
         if isinstance(command, Change) and command.kind == "start":
             senders.adopt(self.connection, self.session, sender)
         self._do(command, sender.session_id)
-        sender.marks.add(sequence)
-        self.senders[name] = sender
+        sender.marks.add(own[1])
 
-    def _foreign(self, command: Command) -> None:
-        """Anybody else's: an id drawn at random."""
-        if command.message_id in self.applied:
-            return
-        self._do(command, self.session.id)
-        self.applied.add(command.message_id)
-        self.new_ids.append(command.message_id)
-
-    def _do(self, command: Command, session_id: int) -> None:
+    def _do(self, command: Other, session_id: int) -> None:
         """Do what one command says. A refusal leaves no trace."""
-        if isinstance(command, Record):
-            at_ms = self._record(command, session_id)
-        elif isinstance(command, Annotate):
-            at_ms = self._annotate(command, session_id)
-        elif isinstance(command, Change):
-            at_ms = self.now_ms if command.at_ms is None else command.at_ms
+        if not isinstance(command, Annotate | Change):
+            sessions.revoke(self.connection, self.session.id, now_ms=self.now_ms)
+            return
+        at_ms = self.now_ms if command.at_ms is None else command.at_ms
+        if isinstance(command, Annotate):
+            self._annotate(command, session_id, at_ms)
+        else:
             lifecycle.apply(
                 self.connection, self.session.experiment_id, session_id, command, now_ms=self.now_ms
             )
-        else:
-            sessions.revoke(self.connection, self.session.id, now_ms=self.now_ms)
-            return
-        # A client whose clock is ahead does not keep a dead run fresh.
+            self.ended = command.kind != "start"
         self.last_event_ms = max(self.last_event_ms, min(at_ms, self.now_ms))
 
-    def _record(self, command: Record, session_id: int) -> int:
-        key = (command.partition.name, command.partition.hash)
-        state = self.live.series.get(key)
-        if state is None:
-            found = series.find_or_create(self.connection, self.session.experiment_id, command.partition)
-            state = self.live.series[key] = list(found)
-        series_id, arrival = state
-        at_ms = self.now_ms if command.timestamp_ms is None else command.timestamp_ms
-        self.points.append((series_id, arrival, command.step, at_ms, command.value, session_id))
-        state[1] = arrival + 1
-        self.grown[series_id] = state
-        return at_ms
+    def sender(self, name: str) -> Sender:
+        """Return one of our senders, whose marks this batch will change."""
+        sender = self.live.senders.get(name)
+        if sender is None:
+            sender = senders.find_or_carry(self.connection, self.session, name, now_ms=self.now_ms)
+            self.live.senders[name] = sender
+        self.senders[name] = sender
+        return sender
 
-    def _annotate(self, command: Annotate, session_id: int) -> int:
-        at_ms = self.now_ms if command.at_ms is None else command.at_ms
+    def _annotate(self, command: Annotate, session_id: int, at_ms: int) -> None:
         self.annotations.append(
             {
                 "uid": annotation_uid(self.session.experiment_uid, command.message_id),
@@ -162,45 +212,36 @@ class _Batch:
                 "at_ms": at_ms,
             }
         )
-        return at_ms
-
-    def _load_applied(self, commands: Sequence[Command]) -> None:
-        """Look up which of the batch's foreign ids were applied before."""
-        foreign = [command.message_id for command in commands if parse_message_id(command.message_id) is None]
-        if foreign:
-            of_experiment = applied_ids.c.experiment_id == self.session.experiment_id
-            rows = self.connection.execute(
-                select(applied_ids.c.message_id).where(of_experiment, applied_ids.c.message_id.in_(foreign))
-            )
-            self.applied.update(row.message_id for row in rows)
 
     def write(self) -> None:
         """Write what was gathered, each table in one statement."""
-        if self.points:
-            grown = [(count, series_id) for series_id, (_, count) in self.grown.items()]
-            series.append(self.connection, self.points, grown)
+        if self.num_points:
+            self.live.growth.write(self.connection)
+        if self.ended:
+            self.live.growth.settle(self.connection)
         if self.annotations:
             annotation_rows.append(self.connection, self.annotations)
         for sender in self.senders.values():
             senders.save(self.connection, sender)
         if self.new_ids:
-            self.connection.exec_driver_sql(
-                "INSERT INTO applied_ids (experiment_id, message_id, applied_ms) VALUES (?, ?, ?)",
-                [(self.session.experiment_id, message_id, self.now_ms) for message_id in self.new_ids],
-            )
+            applied.remember(self.connection, self.session.experiment_id, self.new_ids, now_ms=self.now_ms)
         self._touch()
 
     def _touch(self) -> None:
-        values: dict[str, Any] = {"last_heartbeat_ms": self.now_ms}
+        changes, values = ["last_heartbeat_ms = ?"], [self.now_ms]
         if self.last_event_ms:
-            last = experiments.c.last_event_ms
-            earlier = or_(last.is_(None), last < self.last_event_ms)
-            values["last_event_ms"] = case((earlier, self.last_event_ms), else_=last)
-        if self.points:
-            values["series_revision"] = experiments.c.series_revision + 1
+            changes.append("last_event_ms = CASE WHEN last_event_ms > ? THEN last_event_ms ELSE ? END")
+            values += [self.last_event_ms, self.last_event_ms]
+        if self.num_points:
+            changes.append("series_revision = series_revision + 1")
         if self.annotations:
-            values["experiment_revision"] = experiments.c.experiment_revision + 1
-            values["updated_ms"] = self.now_ms
-        self.connection.execute(
-            update(experiments).where(experiments.c.id == self.session.experiment_id).values(**values)
+            changes += ["experiment_revision = experiment_revision + 1", "updated_ms = ?"]
+            values.append(self.now_ms)
+        statement = (
+            f"UPDATE experiments SET {', '.join(changes)}"  # noqa: S608 - our own words
+            " WHERE id = ? AND uid = ? AND deleted_ms IS NULL"
         )
+        which = (self.session.experiment_id, self.session.experiment_uid)
+        touched = sql.run(self.connection, statement, (*values, *which))
+        if touched.rowcount == 0:
+            raise Refused("unauthorized", "the experiment was deleted while this was on its way")

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["Marks"]
 
@@ -56,6 +56,16 @@ class Marks:
             self._insert(at, sequence + 1, last)
         if first < sequence:
             self._insert(at, first, sequence - 1)
+
+    def add_ascending(self, sequences: Sequence[int]) -> None:
+        """Remember numbers that ascend from `next` on: what a sender sends for the first time."""
+        assert sequences[0] >= self.next
+        run = self.next
+        for sequence in sequences:
+            if sequence > run:
+                self._insert(len(self._firsts), run, sequence - 1)
+            run = sequence + 1
+        self.next = run
 
     def flushed(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the holes to delete, by first number, and those to store, and forget that they changed."""

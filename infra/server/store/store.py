@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from infra.server.store.writer import Observe
+
 __all__ = ["Store"]
 
 T = TypeVar("T")
@@ -44,6 +46,15 @@ class Store:
         self.counters = Counters()
         self.ingest = Ingest(self.counters)
         self._writer = Writer(self.database, forget=self.ingest.forget)
+
+    @property
+    def queue_depth(self) -> int:
+        """How many requests wait for the writer."""
+        return self._writer.depth
+
+    def watch(self, observe: Observe) -> None:
+        """Tell `observe` of every commit from now on."""
+        self._writer.observe = observe
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` over one consistent view of the database."""

@@ -10,6 +10,7 @@ import uuid
 import httpx
 import pytest
 
+from infra.server.store import codec
 from tests.support.metrics_server import MetricsClient, MetricsServer, running_server
 
 KILLS = 3
@@ -87,12 +88,13 @@ def test_killed_under_load_every_acknowledged_event_is_there_exactly_once(server
         rows = client.points(writer.experiment.id)["m", ()]
         assert rows == [(step, step, step + 0.5) for step in writer.acknowledged]
         assert writer.statuses <= {200}, "no 5xx but while it is down"
-        arrived = sqlite3.connect(server.data / "metrics.sqlite3").execute(
-            "SELECT step FROM points WHERE series_id = (SELECT s.id FROM series s JOIN experiments e"
-            " ON e.id = s.experiment_id WHERE e.uid = ?) ORDER BY arrival",
+        packed = sqlite3.connect(server.data / "metrics.sqlite3").execute(
+            "SELECT data FROM point_blocks WHERE series_id = (SELECT s.id FROM series s JOIN experiments e"
+            " ON e.id = s.experiment_id WHERE e.uid = ?) ORDER BY first",
             (writer.experiment.id,),
         )
-        assert [step for (step,) in arrived] == writer.acknowledged, "in order of arrival"
+        arrived = [step for (data,) in packed for step in codec.decode(data).steps.tolist()]
+        assert arrived == writer.acknowledged, "in order of arrival"
 
 
 def test_what_was_applied_before_a_restart_is_not_applied_again(server, client, slug):

@@ -1,0 +1,134 @@
+"""Streams: every point once, in the order that is asked for."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.server.store import blocks, streams
+from infra.server.store.points import NO_STEP
+from infra.server.store.store import Store
+from infra.server.store.streams import Order, stream, stream_each
+from tests.support.series import Run, small_blocks
+
+pytestmark = pytest.mark.usefixtures("small")
+
+batches = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # the session
+        st.lists(
+            st.tuples(st.one_of(st.just(NO_STEP), st.integers(0, 60)), st.integers(0, 20)),
+            min_size=1,
+            max_size=40,
+        ),
+    ),
+    min_size=1,
+    max_size=8,
+)
+orders = st.tuples(st.sampled_from(["step", "timestamp"]), st.booleans(), st.booleans())
+
+
+@pytest.fixture(scope="module")
+def small():
+    with small_blocks():
+        yield
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("streams") / "metrics.sqlite3")
+    yield store
+    store.close()
+
+
+def written(store, table, name="m"):
+    """A run with what each batch says, and its rows in order of arrival: (step, time, value, session)."""
+    run = Run(store)
+    for _ in range(3):
+        run.open()
+    rows: list[tuple[int, int, float, int]] = []
+    for session, batch in table:
+        points = [(step, at_ms, len(rows) + place + 0.5) for place, (step, at_ms) in enumerate(batch)]
+        run.write(points, session=session, name=name)
+        rows += [(*point, run.sessions[session].id) for point in points]
+    return run, rows
+
+
+def modelled(rows, order, ranks):
+    """What a stream gives, by sorting everything."""
+    if order.newest is not None:
+        kept: dict[object, int] = {}
+        for arrival, (step, _, _, session) in enumerate(rows):
+            key = (step, arrival) if step == NO_STEP else step
+            if key not in kept or ranks[session] >= ranks[rows[kept[key]][3]]:
+                kept[key] = arrival
+        arrivals = sorted(kept.values())
+    else:
+        arrivals = list(range(len(rows)))
+    axis = 0 if order.axis == "step" else 1
+    arrivals.sort(key=lambda arrival: (rows[arrival][axis], arrival), reverse=order.descending)
+    return [rows[arrival] for arrival in arrivals]
+
+
+def rows_of(frames):
+    return [
+        row
+        for frame in frames
+        for row in zip(
+            frame.steps.tolist(),
+            frame.timestamps_ms.tolist(),
+            frame.values.tolist(),
+            frame.sessions.tolist(),
+            strict=True,
+        )
+    ]
+
+
+@settings(max_examples=80, deadline=None)
+@given(batches, orders, st.permutations([0, 1, 2]), st.integers(1, 50))
+def test_a_stream_gives_what_sorting_everything_gives(store, table, asked, began, frame_points):
+    run, rows = written(store, table)
+    ranks = {run.sessions[place].id: rank for rank, place in enumerate(began)}
+    axis, descending, newest = asked
+    order = Order(axis, descending=descending, newest=ranks if newest else None)
+    frames = list(stream(store.read_now, run.series(), order, frame_points=frame_points))
+    assert all(1 <= len(frame) <= frame_points for frame in frames)
+    assert rows_of(frames) == modelled(rows, order, ranks)
+    (one,) = {found.id for found, _ in stream_each(store.read_now, [run.series()], order)}
+    each = stream_each(store.read_now, [run.series()], order, frame_points=frame_points)
+    assert one == run.series().id
+    assert rows_of(frame for _, frame in each) == modelled(rows, order, ranks)
+
+
+def test_a_series_in_order_is_held_a_chunk_at_a_time(store, monkeypatch):
+    run, rows = written(
+        store, [(0, [(step, step) for step in range(first, first + 30)]) for first in range(0, 900, 30)]
+    )
+    largest = 0
+    sort = streams._sorted
+
+    def watched(part, order):
+        nonlocal largest
+        largest = max(largest, len(part.arrivals))
+        return sort(part, order)
+
+    monkeypatch.setattr(streams, "_sorted", watched)
+    assert len(rows_of(stream(store.read_now, run.series(), Order()))) == len(rows)
+    assert largest <= 2 * blocks.CHUNK_POINTS
+
+
+def test_points_that_arrive_while_a_stream_is_read_are_left_out_and_folds_do_not_disturb_it(store):
+    run, rows = written(store, [(0, [(step, step)]) for step in range(30)])
+    frames = stream(store.read_now, run.series(), Order(), frame_points=4)
+    got = [next(frames)]
+    for step in range(100, 200):
+        run.write([(step, step, 0.0)])
+    got += list(frames)
+    assert rows_of(got) == rows
+
+
+def test_an_empty_series_is_no_frames(store):
+    run, _ = written(store, [(0, [(1, 1)])])
+    one = run.series()
+    empty = type(one)(one.id + 10_000, "m", {}, 0)
+    assert list(stream(store.read_now, empty, Order())) == []
+    assert list(stream_each(store.read_now, [empty], Order())) == []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RETRYABLE_STATUSES", "Refused", "StoreUnavailable", "Unusable"]
+__all__ = ["RETRYABLE_STATUSES", "Refused", "StoreUnavailable", "Unusable", "statuses"]
 
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -53,6 +53,11 @@ _STATUS = {
     "view_already_exists": 409,
     "view_not_found": 404,
 }
+
+
+def statuses() -> dict[str, int]:
+    """Return every code that there is with its HTTP status."""
+    return dict(_STATUS)
 
 
 class Refused(Exception):

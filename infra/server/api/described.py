@@ -22,8 +22,9 @@ class Operation:
     """One route. Types are those that msgspec has a schema for, or a schema itself as a dict.
 
     `data` is what stands under that name in the envelope of a reply; `reply` is the whole of a reply without
-    an envelope, of the media type `media`. `codes` are the refusals beyond those of every route.
-    `examples` are bodies that the route accepts, by a name each.
+    an envelope, of the media type `media`; `other_media` are those it may have instead. `codes` are the
+    refusals beyond those of every route. `repeatable` says that an idempotency-key counts here. `examples`
+    are bodies that the route accepts, by a name each.
     """
 
     data: Any = None
@@ -31,7 +32,9 @@ class Operation:
     media: str = "application/json"
     body: Any = None
     query: type[msgspec.Struct] | None = None
+    other_media: tuple[str, ...] = ()
     codes: tuple[str, ...] = ()
+    repeatable: bool = False
     examples: dict[str, Any] | None = None
 
 

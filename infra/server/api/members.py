@@ -140,7 +140,7 @@ async def change_member(request: Request, member_id: str) -> Response:
 
 @router.delete("/api/v1/members/{member_id}")
 @needs("manage")
-@describe(Operation(data=OneMember, codes=("member_not_found", "last_owner")))
+@describe(Operation(repeatable=True, data=OneMember, codes=("member_not_found", "last_owner")))
 async def remove_member(request: Request, member_id: str) -> Response:
     """End a membership, and with it their sign-ins here. The last owner stays."""
     organisation = principal_of(request).organisation

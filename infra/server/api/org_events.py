@@ -9,9 +9,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
+from infra.server.api import event_schemas
 from infra.server.api.body import OFFER_GZIP, read_body
 from infra.server.api.context import GuardedRoute, Principal, needs, principal_of, store_of
+from infra.server.api.described import Operation, describe
 from infra.server.api.envelopes import Envelope, Reply, convert, decode_batch, encode_replies
+from infra.server.api.prometheus import measures_of
 from infra.server.limits import check, check_folder_name, compact_object
 from infra.server.refusals import Refused
 from infra.server.store import annotations as annotation_rows
@@ -95,6 +98,14 @@ _Handler = Callable[[Connection, _Asked], Reply]
 
 @router.post("/api/v2/events")
 @needs("read")
+@describe(
+    Operation(
+        reply=event_schemas.replies(event_schemas.ORG_EVENTS),
+        body=event_schemas.batch(event_schemas.ORG_EVENTS),
+        codes=("batch_too_large",),
+        examples=event_schemas.batch_examples(event_schemas.ORG_EVENTS),
+    )
+)
 async def org_events(request: Request) -> Response:
     """Answer a batch in order. Message ids are for correlation only: clients reuse them."""
     principal = principal_of(request)
@@ -104,6 +115,7 @@ async def org_events(request: Request) -> Response:
         message_id = str(event["messageId"]) if isinstance(event, dict) else event.messageId
         correlations.append(message_id)
         replies.append(await _answer(store_of(request), event, principal))
+    measures_of(request).events(len(replies), (reply for reply in replies if isinstance(reply, Refused)))
     return Response(encode_replies(correlations, replies), headers=OFFER_GZIP, media_type="application/json")
 
 

@@ -73,7 +73,9 @@ async def list_views(request: Request) -> Response:
 
 @router.post("/api/v1/views")
 @needs("write")
-@describe(Operation(data=OneView, body=SaveView, codes=("view_already_exists", "limit_exceeded")))
+@describe(
+    Operation(repeatable=True, data=OneView, body=SaveView, codes=("view_already_exists", "limit_exceeded"))
+)
 async def create_view(request: Request) -> Response:
     """Save a view."""
     organisation, now_ms = principal_of(request).organisation, store_of(request).clock_ms()
@@ -99,6 +101,7 @@ async def show_view(request: Request, view_id: str) -> Response:
 @needs("write")
 @describe(
     Operation(
+        repeatable=True,
         data=OneView,
         body=SaveView,
         codes=("view_not_found", "view_already_exists", "limit_exceeded"),
@@ -118,7 +121,7 @@ async def replace_view(request: Request, view_id: str) -> Response:
 
 @router.delete("/api/v1/views/{view_id}")
 @needs("write")
-@describe(Operation(data=OneView, codes=("view_not_found",)))
+@describe(Operation(repeatable=True, data=OneView, codes=("view_not_found",)))
 async def delete_view(request: Request, view_id: str) -> Response:
     """Forget a view, and return what it was."""
     organisation = principal_of(request).organisation

@@ -87,6 +87,13 @@ class Database:
         sql.run(connection, statement, (self._name,) if last is None else (self._name, 1))
         return True
 
+    def size_bytes(self, connection: Connection) -> int:
+        """Return how much the database takes on disk, what is not yet folded into it included."""
+        if isinstance(self.address, str):
+            return int(sql.scalar(connection, "SELECT pg_database_size(current_database())"))
+        files = (self.address, self.address.with_name(f"{self.address.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def close(self) -> None:
         """Close every connection."""
         self.reads.dispose()

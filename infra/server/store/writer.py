@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
@@ -25,9 +26,18 @@ if TYPE_CHECKING:
 
     from infra.server.store.database import Database
 
-__all__ = ["Writer"]
+__all__ = ["Observe", "Writer"]
 
 T = TypeVar("T")
+
+
+class Observe(Protocol):
+    """Is told of each commit, in the writer's thread."""
+
+    def __call__(self, seconds: float, units: int, /, *, failed: bool) -> None:
+        """A commit took so long and held so many units; nothing of one that failed was applied."""
+
+
 _logger = logging.getLogger(__name__)
 
 
@@ -62,8 +72,14 @@ class Writer:
         self._queue: queue.SimpleQueue[_Unit[Any] | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
+        self.observe: Observe | None = None
         self._thread = threading.Thread(target=self._run, name="metrics-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def depth(self) -> int:
+        """How many units wait."""
+        return self._queue.qsize()
 
     def submit(self, work: Callable[[Connection], T]) -> Future[T]:
         """Queue one unit; its future holds the result once it is durable.
@@ -113,6 +129,7 @@ class Writer:
         return units, True
 
     def _commit(self, units: list[_Unit[Any]]) -> None:
+        started_s, failed = time.perf_counter(), False
         try:
             with self._database.writes.connect() as connection, connection.begin():
                 if self._database.changed_hands(connection):
@@ -120,11 +137,14 @@ class Writer:
                 for unit in units:
                     self._apply(connection, unit)
         except Exception as error:  # noqa: BLE001 - the writer outlives whatever one commit met
+            failed = True
             self._forget()
             _logger.warning("a commit failed, nothing of it was applied: %s", error)
             failure = unavailable(error) if isinstance(error, DBAPIError) else StoreUnavailable(str(error))
             for unit in units:
                 unit.outcome, unit.error = None, failure
+        if self.observe is not None:
+            self.observe(time.perf_counter() - started_s, len(units), failed=failed)
 
     def _apply(self, connection: Connection, unit: _Unit[Any]) -> None:
         """Run one unit so that its failure undoes it alone.

@@ -29,41 +29,49 @@ router = APIRouter(prefix="/api/v1/experiments/{experiment_id}", route_class=Gua
 _CODES = ("experiment_not_found",)
 
 
-class _Span(msgspec.Struct, rename={"first": "from", "last": "to"}):
+class TimeSpan(msgspec.Struct, rename={"first": "from", "last": "to"}):
+    """Which annotations are wanted."""
+
     first: Time = 0
     last: Time = limits.MAX_TIMESTAMP_MS
     limit: Limit = 1000
 
 
-class _New(msgspec.Struct):
+class NewAnnotation(msgspec.Struct):
+    """An annotation to make."""
+
     annotation: Annotated[str, Meta(min_length=1, max_length=limits.MAX_ANNOTATION_UNITS)]
     metadata: dict[str, Any] = {}
     step: Annotated[int, Meta(ge=0, le=limits.MAX_STEP)] | None = None
     timestamp_ms: Time | None = None
 
 
-class _One(msgspec.Struct):
+class OneAnnotation(msgspec.Struct):
+    """One annotation."""
+
     annotation: Annotation
 
 
-class _Many(msgspec.Struct):
+class Annotations(msgspec.Struct):
+    """Some annotations."""
+
     annotations: list[Annotation]
 
 
 @router.get("/annotations")
 @needs("read")
-@describe(Operation(data=_Many, query=_Span, codes=_CODES))
+@describe(Operation(data=Annotations, query=TimeSpan, codes=_CODES))
 async def list_annotations(request: Request, experiment_id: str) -> Response:
     """List annotations, the newest first; `from` and `to` bound their time and are included."""
-    span = query_of(request, _Span)
+    span = query_of(request, TimeSpan)
     organisation = principal_of(request).organisation
 
-    def read(connection: Connection) -> _Many:
+    def read(connection: Connection) -> Annotations:
         experiment = experiments.find(connection, organisation.id, experiment_id)
         found = rows.between(
             connection, experiment.id, first_ms=span.first, last_ms=span.last, limit=span.limit
         )
-        return _Many([annotation(row, experiment_id) for row in found])
+        return Annotations([annotation(row, experiment_id) for row in found])
 
     return await look(request, read)
 
@@ -72,8 +80,9 @@ async def list_annotations(request: Request, experiment_id: str) -> Response:
 @needs("ingest")
 @describe(
     Operation(
-        data=_One,
-        body=_New,
+        repeatable=True,
+        data=OneAnnotation,
+        body=NewAnnotation,
         codes=(*_CODES, "limit_exceeded", "invalid_event"),
         examples={
             "a note": {"annotation": "learning rate halved by hand", "metadata": {"lr": 0.05}, "step": 400}
@@ -85,13 +94,13 @@ async def create_annotation(request: Request, experiment_id: str) -> Response:
 
     `step` becomes the metadata's, `timestamp_ms` is the time of arrival unless it is given.
     """
-    new = await body_of(request, _New)
+    new = await body_of(request, NewAnnotation)
     check(limits.check_annotation, new.annotation)
     meta = new.metadata if new.step is None else {**new.metadata, "step": new.step}
     text = compact_object(meta, field="metadata")
     principal, store = principal_of(request), store_of(request)
 
-    def work(connection: Connection) -> _One:
+    def work(connection: Connection) -> OneAnnotation:
         now_ms = store.clock_ms()
         at_ms = now_ms if new.timestamp_ms is None else new.timestamp_ms
         experiment_pk, session_id = _writing(connection, principal, experiment_id, now_ms=now_ms)
@@ -107,7 +116,7 @@ async def create_annotation(request: Request, experiment_id: str) -> Response:
         if principal.session is not None:
             ingestion_keys.used(connection, session_id, now_ms=now_ms)
             experiments.told(connection, experiment_pk, at_ms, now_ms=now_ms)
-        return _One(annotation(row, experiment_id))
+        return OneAnnotation(annotation(row, experiment_id))
 
     return await change(request, work)
 

@@ -34,7 +34,9 @@ _KINDS: dict[str, Literal["start", "done", "error"]] = {"running": "start", "don
 _CODES = ("experiment_not_found",)
 
 
-class _Wanted(msgspec.Struct):
+class ListExperiments(msgspec.Struct):
+    """Which experiments are wanted; all that is given holds."""
+
     slug: str | None = None
     search: str | None = None
     status: Status | None = None
@@ -43,49 +45,61 @@ class _Wanted(msgspec.Struct):
     offset: Annotated[int, Meta(ge=0, le=2**53)] = 0
 
 
-class _New(msgspec.Struct):
+class NewExperiment(msgspec.Struct):
+    """An experiment to create."""
+
     slug: Annotated[str, Meta(min_length=1, max_length=limits.MAX_SLUG_UNITS)]
     description: Annotated[str, Meta(max_length=limits.MAX_DESCRIPTION_UNITS)] = ""
     metadata: dict[str, Any] = {}
     folder_id: Ref | None = None
 
 
-class _Failure(msgspec.Struct):
+class Failure(msgspec.Struct):
+    """Why an experiment failed."""
+
     name: Annotated[str, Meta(max_length=500)] = "Error"
     detail: Annotated[str, Meta(max_length=8000)] = ""
 
 
-class _Told(msgspec.Struct):
+class TellStatus(msgspec.Struct):
+    """What happened to an experiment; unset, the time is that of arrival."""
+
     status: Literal["running", "done", "error"]
-    error: _Failure | None = None
+    error: Failure | None = None
     timestamp_ms: Time | None = None
 
 
-class _Changed(msgspec.Struct):
+class ChangeExperiment(msgspec.Struct):
+    """What to change of an experiment; what is left out stays."""
+
     folder_id: Ref | UnsetType | None = UNSET
     display_name: Annotated[str, Meta(min_length=1, max_length=200)] | UnsetType | None = UNSET
 
 
-class _One(msgspec.Struct):
+class OneExperiment(msgspec.Struct):
+    """One experiment."""
+
     experiment: Experiment
 
 
-class _Many(msgspec.Struct):
+class Experiments(msgspec.Struct):
+    """Some experiments."""
+
     experiments: list[Item]
 
 
 @router.get("/experiments")
 @needs("read")
-@describe(Operation(data=_Many, query=_Wanted, codes=("folder_not_found",)))
+@describe(Operation(data=Experiments, query=ListExperiments, codes=("folder_not_found",)))
 async def list_experiments(request: Request) -> Response:
     """List experiments, the one that changed last first.
 
     `slug` is a whole slug, `search` a part of one in any case, `folder` an id or a path.
     """
-    wanted = query_of(request, _Wanted)
+    wanted = query_of(request, ListExperiments)
     organisation, shown = principal_of(request).organisation, shown_by(request)
 
-    def read(connection: Connection) -> _Many:
+    def read(connection: Connection) -> Experiments:
         found = rows.listed(
             connection,
             organisation.id,
@@ -99,7 +113,7 @@ async def list_experiments(request: Request) -> Response:
             offset=wanted.offset,
         )
         places = folders.places(connection, organisation.id)
-        return _Many([shown.item(row, places.get(row.folder_id)) for row in found])
+        return Experiments([shown.item(row, places.get(row.folder_id)) for row in found])
 
     return await look(request, read)
 
@@ -108,8 +122,9 @@ async def list_experiments(request: Request) -> Response:
 @needs("write")
 @describe(
     Operation(
-        data=_One,
-        body=_New,
+        repeatable=True,
+        data=OneExperiment,
+        body=NewExperiment,
         codes=("folder_not_found", "limit_exceeded", "invalid_event"),
         examples={"new": {"slug": "run-1", "description": "", "metadata": {"lr": 0.1}}},
     )
@@ -120,7 +135,7 @@ async def create_experiment(request: Request) -> Response:
     One that has the slug already is continued: its description and metadata are replaced, and it stays where
     somebody put it.
     """
-    new = await body_of(request, _New)
+    new = await body_of(request, NewExperiment)
     check(limits.check_slug, new.slug)
     check(limits.check_description, new.description)
     meta = compact_object(new.metadata, field="metadata")
@@ -142,7 +157,7 @@ async def create_experiment(request: Request) -> Response:
 
 @router.get("/experiments/{experiment_id}")
 @needs("read")
-@describe(Operation(data=_One, codes=_CODES))
+@describe(Operation(data=OneExperiment, codes=_CODES))
 async def show_experiment(request: Request, experiment_id: str) -> Response:
     """Show an experiment."""
     return await look(request, lambda connection: _show(request, connection, experiment_id))
@@ -152,8 +167,9 @@ async def show_experiment(request: Request, experiment_id: str) -> Response:
 @needs("write")
 @describe(
     Operation(
-        data=_One,
-        body=_Told,
+        repeatable=True,
+        data=OneExperiment,
+        body=TellStatus,
         codes=(*_CODES, "limit_exceeded"),
         examples={
             "started": {"status": "running"},
@@ -163,15 +179,15 @@ async def show_experiment(request: Request, experiment_id: str) -> Response:
 )
 async def tell_status(request: Request, experiment_id: str) -> Response:
     """Say that an experiment runs, is done or failed. A start clears what an earlier end said."""
-    told = await body_of(request, _Told)
+    told = await body_of(request, TellStatus)
     if told.error is not None and told.status != "error":
         raise Refused("invalid_request", f"error belongs to the status error, got {told.status}")
-    failure = (told.error or _Failure()) if told.status == "error" else None
+    failure = (told.error or Failure()) if told.status == "error" else None
     if failure is not None:
         check(check_error_parts, (failure.name, failure.detail))
     organisation, store = principal_of(request).organisation, store_of(request)
 
-    def work(connection: Connection) -> _One:
+    def work(connection: Connection) -> OneExperiment:
         now_ms = store.clock_ms()
         row = rows.find(connection, organisation.id, experiment_id)
         told_by = lifecycle.speaker(connection, row, start=told.status == "running", now_ms=now_ms)
@@ -187,22 +203,23 @@ async def tell_status(request: Request, experiment_id: str) -> Response:
 @needs("write")
 @describe(
     Operation(
-        data=_One,
-        body=_Changed,
+        repeatable=True,
+        data=OneExperiment,
+        body=ChangeExperiment,
         codes=(*_CODES, "folder_not_found", "limit_exceeded"),
         examples={"to the root": {"folder_id": None}, "named": {"display_name": "The one that worked"}},
     )
 )
 async def change_experiment(request: Request, experiment_id: str) -> Response:
     """Move an experiment to a folder, set the name that people read, or both. The slug never changes."""
-    body = await body_of(request, _Changed)
+    body = await body_of(request, ChangeExperiment)
     if body.folder_id is UNSET and body.display_name is UNSET:
         raise Refused("invalid_request", "an experiment's change needs folder_id, display_name or both")
     if isinstance(body.display_name, str):
         check(check_display_name, body.display_name)
     organisation, store = principal_of(request).organisation, store_of(request)
 
-    def work(connection: Connection) -> _One:
+    def work(connection: Connection) -> OneExperiment:
         row = rows.find(connection, organisation.id, experiment_id)
         if not isinstance(body.folder_id, UnsetType):
             rows.move(connection, row.id, folders.resolve(connection, organisation.id, body.folder_id))
@@ -215,12 +232,12 @@ async def change_experiment(request: Request, experiment_id: str) -> Response:
 
 @router.delete("/experiments/{experiment_id}")
 @needs("write")
-@describe(Operation(data=_One, codes=_CODES))
+@describe(Operation(repeatable=True, data=OneExperiment, codes=_CODES))
 async def delete_experiment(request: Request, experiment_id: str) -> Response:
     """Delete an experiment with all it holds, and show what it was. Its slug is free at once."""
     organisation, store = principal_of(request).organisation, store_of(request)
 
-    def work(connection: Connection) -> _One:
+    def work(connection: Connection) -> OneExperiment:
         was = _show(request, connection, experiment_id)
         row = rows.find(connection, organisation.id, experiment_id)
         removal.begin(connection, row.id, now_ms=store.clock_ms())
@@ -232,12 +249,12 @@ async def delete_experiment(request: Request, experiment_id: str) -> Response:
     return response
 
 
-def _show(request: Request, connection: Connection, experiment_uid: str) -> _One:
+def _show(request: Request, connection: Connection, experiment_uid: str) -> OneExperiment:
     row = rows.find(connection, principal_of(request).organisation.id, experiment_uid)
-    return _One(shown_by(request).experiment(row, folders.place_of(connection, row.folder_id)))
+    return OneExperiment(shown_by(request).experiment(row, folders.place_of(connection, row.folder_id)))
 
 
-def _error(failure: _Failure | None) -> tuple[str | None, str | None]:
+def _error(failure: Failure | None) -> tuple[str | None, str | None]:
     """Return an error's text and its metadata, as the collector says them."""
     if failure is None:
         return None, None

@@ -33,29 +33,39 @@ _MAX_HELD = 10_000
 """How many of a folder's experiments are shown with it; the list of experiments shows the rest."""
 
 
-class _Found(msgspec.Struct):
+class FindFolders(msgspec.Struct):
+    """Which folders are wanted."""
+
     path: str | None = None
 
 
-class _New(msgspec.Struct):
+class NewFolder(msgspec.Struct):
+    """A folder to make."""
+
     name: Name
     parent_id: Ref | None = None
 
 
-class _Changed(msgspec.Struct):
+class ChangeFolder(msgspec.Struct):
+    """What to change of a folder; what is left out stays."""
+
     name: Name | UnsetType = UNSET
     parent_id: Ref | UnsetType | None = UNSET
 
 
-class _One(msgspec.Struct):
+class OneFolder(msgspec.Struct):
+    """One folder."""
+
     folder: Folder
 
 
-class _Many(msgspec.Struct):
+class Folders(msgspec.Struct):
+    """Some folders."""
+
     folders: list[Folder]
 
 
-class _Contents(msgspec.Struct):
+class FolderContents(msgspec.Struct):
     """A folder with what lies in it. The root is no folder: null."""
 
     folder: Folder | None
@@ -65,16 +75,16 @@ class _Contents(msgspec.Struct):
 
 @router.get("/folders")
 @needs("read")
-@describe(Operation(data=_Many, query=_Found))
+@describe(Operation(data=Folders, query=FindFolders))
 async def list_folders(request: Request) -> Response:
     """List every folder by its path, or the one at a path."""
-    path = query_of(request, _Found).path
+    path = query_of(request, FindFolders).path
     wanted = None if path is None else "/" + path.strip("/")
     organisation, shown = principal_of(request).organisation, shown_by(request)
 
-    def read(connection: Connection) -> _Many:
+    def read(connection: Connection) -> Folders:
         found = rows.places(connection, organisation.id).values()
-        return _Many([shown.folder(one) for one in found if wanted in {None, one.path}])
+        return Folders([shown.folder(one) for one in found if wanted in {None, one.path}])
 
     return await look(request, read)
 
@@ -83,19 +93,20 @@ async def list_folders(request: Request) -> Response:
 @needs("write")
 @describe(
     Operation(
-        data=_One,
-        body=_New,
+        repeatable=True,
+        data=OneFolder,
+        body=NewFolder,
         codes=(*_CODES, "folder_already_exists", "limit_exceeded"),
         examples={"nested": {"name": "lr-sweep", "parent_id": None}},
     )
 )
 async def create_folder(request: Request) -> Response:
     """Make a folder."""
-    new = await body_of(request, _New)
+    new = await body_of(request, NewFolder)
     name = check(check_folder_name, new.name)
     organisation, shown, store = principal_of(request).organisation, shown_by(request), store_of(request)
 
-    def make(connection: Connection) -> _One:
+    def make(connection: Connection) -> OneFolder:
         uid = rows.create(connection, organisation.id, name, new.parent_id, now_ms=store.clock_ms())
         return _folder(connection, shown, rows.find(connection, organisation.id, uid).id)
 
@@ -104,17 +115,17 @@ async def create_folder(request: Request) -> Response:
 
 @router.get("/folders/{folder_id:path}")
 @needs("read")
-@describe(Operation(data=_Contents, codes=_CODES))
+@describe(Operation(data=FolderContents, codes=_CODES))
 async def show_folder(request: Request, folder_id: str) -> Response:
     """Show a folder with the folders and the experiments that lie in it."""
     organisation, shown = principal_of(request).organisation, shown_by(request)
 
-    def read(connection: Connection) -> _Contents:
+    def read(connection: Connection) -> FolderContents:
         found = rows.resolve(connection, organisation.id, folder_id)
         places = rows.places(connection, organisation.id)
         here = None if found is None else places[found]
         held = experiment_rows.listed(connection, organisation.id, folder_id=found, limit=_MAX_HELD)
-        return _Contents(
+        return FolderContents(
             None if here is None else shown.folder(here),
             [shown.folder(one) for one in places.values() if one.parent_id == found],
             [shown.item(row, here) for row in held],
@@ -127,22 +138,23 @@ async def show_folder(request: Request, folder_id: str) -> Response:
 @needs("write")
 @describe(
     Operation(
-        data=_One,
-        body=_Changed,
+        repeatable=True,
+        data=OneFolder,
+        body=ChangeFolder,
         codes=(*_CODES, "folder_already_exists", "cycle", "limit_exceeded"),
         examples={"renamed": {"name": "lr-sweep-2"}, "to the root": {"parent_id": None}},
     )
 )
 async def change_folder(request: Request, folder_id: str) -> Response:
     """Rename a folder, move it, or both at once. Its id and what it holds stay."""
-    body = await body_of(request, _Changed)
+    body = await body_of(request, ChangeFolder)
     if body.name is UNSET and body.parent_id is UNSET:
         raise Refused("invalid_request", "a folder's change needs name, parent_id or both")
     name = None if isinstance(body.name, UnsetType) else check(check_folder_name, body.name)
     parent = False if isinstance(body.parent_id, UnsetType) else body.parent_id
     organisation, shown = principal_of(request).organisation, shown_by(request)
 
-    def work(connection: Connection) -> _One:
+    def work(connection: Connection) -> OneFolder:
         changed = rows.change(connection, organisation.id, folder_id, name=name, parent=parent)
         return _folder(connection, shown, changed)
 
@@ -151,13 +163,13 @@ async def change_folder(request: Request, folder_id: str) -> Response:
 
 @router.delete("/folders/{folder_id:path}")
 @needs("write")
-@describe(Operation(data=_One, codes=(*_CODES, "folder_not_empty")))
+@describe(Operation(repeatable=True, data=OneFolder, codes=(*_CODES, "folder_not_empty")))
 async def delete_folder(request: Request, folder_id: str) -> Response:
     """Delete a folder that holds nothing, and show what it was."""
     organisation, shown = principal_of(request).organisation, shown_by(request)
     return await change(
         request,
-        lambda connection: _One(shown.folder(rows.remove(connection, organisation.id, folder_id))),
+        lambda connection: OneFolder(shown.folder(rows.remove(connection, organisation.id, folder_id))),
     )
 
 
@@ -168,7 +180,7 @@ def shown_by(request: Request) -> Shown:
     )
 
 
-def _folder(connection: Connection, shown: Shown, folder_id: int) -> _One:
+def _folder(connection: Connection, shown: Shown, folder_id: int) -> OneFolder:
     place = rows.place_of(connection, folder_id)
     assert place is not None
-    return _One(shown.folder(place))
+    return OneFolder(shown.folder(place))

@@ -31,7 +31,9 @@ _ID_PREFIX = "v1:"
 """Keeps these ids apart from the message ids of the event protocol."""
 
 
-class _Metric(msgspec.Struct):
+class IngestMetric(msgspec.Struct):
+    """One point."""
+
     client_event_id: Annotated[str, Meta(min_length=1, max_length=200)]
     name: Annotated[str, Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]
     value: float
@@ -40,15 +42,21 @@ class _Metric(msgspec.Struct):
     timestamp_ms: Time | None = None
 
 
-class _Batch(msgspec.Struct):
+class LooseBatch(msgspec.Struct):
+    """A batch whose metrics are looked at one by one."""
+
     data: Annotated[list[Any], Meta(max_length=limits.MAX_BATCH_EVENTS)]
 
 
-class _DescribedBatch(msgspec.Struct):
-    data: Annotated[list[_Metric], Meta(max_length=limits.MAX_BATCH_EVENTS)]
+class IngestBatch(msgspec.Struct):
+    """A batch, as it is described."""
+
+    data: Annotated[list[IngestMetric], Meta(max_length=limits.MAX_BATCH_EVENTS)]
 
 
-class _Taken(msgspec.Struct):
+class Taken(msgspec.Struct):
+    """The answer that clients expect."""
+
     ok: Literal[True]
     mode: Literal["queued"]
 
@@ -57,8 +65,8 @@ class _Taken(msgspec.Struct):
 @needs("ingest")
 @describe(
     Operation(
-        data=_Taken,
-        body=_DescribedBatch,
+        data=Taken,
+        body=IngestBatch,
         codes=("limit_exceeded", "invalid_event", "series_limit_exceeded"),
         examples={
             "a point": {"data": [{"client_event_id": "e-1", "name": "loss", "value": 0.5, "step": 1}]},
@@ -72,7 +80,7 @@ async def ingest(request: Request, experiment_id: str) -> Response:
     first such, with its `index` and how many were `applied` and `refused`. Sending the batch again is safe.
     """
     session, store = await session_of(request, experiment_id), store_of(request)
-    checked = [_checked(item) for item in (await body_of(request, _Batch)).data]
+    checked = [_checked(item) for item in (await body_of(request, LooseBatch)).data]
     commands = [one for one in checked if not isinstance(one, Refused)]
 
     def work(connection: Connection) -> list[Refused | None]:
@@ -87,7 +95,7 @@ async def ingest(request: Request, experiment_id: str) -> Response:
 
 def _checked(item: Any) -> Record | Refused:
     try:
-        metric = fitting(item, _Metric)
+        metric = fitting(item, IngestMetric)
         check_value(metric.value)
         where = partition(metric.name, tuple(metric.metadata.items()))
     except Refused as refusal:

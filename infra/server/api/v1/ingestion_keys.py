@@ -25,20 +25,26 @@ router = APIRouter(prefix="/api/v1/experiments/{experiment_id}", route_class=Gua
 _CODES = ("experiment_not_found",)
 
 
-class _New(msgspec.Struct):
+class NewIngestionKey(msgspec.Struct):
+    """A key to make; unset, it lives seven days."""
+
     name: Annotated[str, Meta(min_length=1, max_length=200)] = "SDK ingestion key"
     ttl_ms: Annotated[int, Meta(ge=1, le=MAX_LIFETIME_MS)] | None = None
 
 
-class _One(msgspec.Struct):
+class OneIngestionKey(msgspec.Struct):
+    """One ingestion key."""
+
     key: IngestionKey
 
 
-class _Many(msgspec.Struct):
+class IngestionKeys(msgspec.Struct):
+    """Some ingestion keys."""
+
     keys: list[IngestionKey]
 
 
-class _Made(msgspec.Struct):
+class MadeIngestionKey(msgspec.Struct):
     """The one reply that holds the token."""
 
     key: IngestionKey
@@ -47,13 +53,13 @@ class _Made(msgspec.Struct):
 
 @router.get("/ingestion-keys")
 @needs("read")
-@describe(Operation(data=_Many, codes=_CODES))
+@describe(Operation(data=IngestionKeys, codes=_CODES))
 async def list_ingestion_keys(request: Request, experiment_id: str) -> Response:
     """List the keys of an experiment, also those that are no longer good, the newest first."""
 
-    def read(connection: Connection) -> _Many:
+    def read(connection: Connection) -> IngestionKeys:
         found = rows.of_experiment(connection, _experiment(request, connection, experiment_id))
-        return _Many([ingestion_key(row, experiment_id) for row in found])
+        return IngestionKeys([ingestion_key(row, experiment_id) for row in found])
 
     return await look(request, read)
 
@@ -62,7 +68,10 @@ async def list_ingestion_keys(request: Request, experiment_id: str) -> Response:
 @needs("write")
 @describe(
     Operation(
-        data=_Made, body=_New, codes=_CODES, examples={"an hour's": {"name": "nightly", "ttl_ms": 3_600_000}}
+        data=MadeIngestionKey,
+        body=NewIngestionKey,
+        codes=_CODES,
+        examples={"an hour's": {"name": "nightly", "ttl_ms": 3_600_000}},
     )
 )
 async def create_ingestion_key(request: Request, experiment_id: str) -> Response:
@@ -70,9 +79,9 @@ async def create_ingestion_key(request: Request, experiment_id: str) -> Response
 
     Its token is in this reply and nowhere else, so an `idempotency-key` is passed over here.
     """
-    new, store = await body_of(request, _New), store_of(request)
+    new, store = await body_of(request, NewIngestionKey), store_of(request)
 
-    def make(connection: Connection) -> _Made:
+    def make(connection: Connection) -> MadeIngestionKey:
         key, secret = rows.create(
             connection,
             _experiment(request, connection, experiment_id),
@@ -80,22 +89,22 @@ async def create_ingestion_key(request: Request, experiment_id: str) -> Response
             lifetime_ms=new.ttl_ms or MAX_LIFETIME_MS,
             now_ms=store.clock_ms(),
         )
-        return _Made(ingestion_key(key, experiment_id), secret)
+        return MadeIngestionKey(ingestion_key(key, experiment_id), secret)
 
     return answer(encoded(await store.write(make)))
 
 
 @router.delete("/ingestion-keys/{key_id}")
 @needs("write")
-@describe(Operation(data=_One, codes=(*_CODES, "ingestion_key_not_found")))
+@describe(Operation(repeatable=True, data=OneIngestionKey, codes=(*_CODES, "ingestion_key_not_found")))
 async def revoke_ingestion_key(request: Request, experiment_id: str, key_id: str) -> Response:
     """Revoke a key: from this reply on nothing is written with it."""
     store = store_of(request)
 
-    def revoke(connection: Connection) -> _One:
+    def revoke(connection: Connection) -> OneIngestionKey:
         experiment = _experiment(request, connection, experiment_id)
         row = rows.revoke(connection, experiment, key_id, now_ms=store.clock_ms())
-        return _One(ingestion_key(row, experiment_id))
+        return OneIngestionKey(ingestion_key(row, experiment_id))
 
     return await change(request, revoke)
 

@@ -35,11 +35,13 @@ Id = Annotated[str, Meta(min_length=1)]
 _CODES = ("experiment_not_found",)
 
 
-class _Catalog(msgspec.Struct):
+class CatalogQuery(msgspec.Struct):
+    """Which experiments are asked about."""
+
     experimentIds: Annotated[list[Id], Meta(min_length=1, max_length=64)]  # noqa: N815 - the wire's names, here and below
 
 
-class _Metric(msgspec.Struct):
+class CatalogMetric(msgspec.Struct):
     """A metric's name with the metadata keys that its points have, and the values of each."""
 
     experimentId: str  # noqa: N815
@@ -48,15 +50,19 @@ class _Metric(msgspec.Struct):
     metadata: dict[str, list[str]]
 
 
-class _Predicate(msgspec.Struct):
+class Predicate(msgspec.Struct):
+    """A key that metadata must have; with a value, exactly that one."""
+
     key: str
     value: str | None = None
 
 
-class _Selection(msgspec.Struct):
+class Selection(msgspec.Struct):
+    """Some series of an experiment; without a name, of every metric."""
+
     experimentId: Id  # noqa: N815
     metricName: str | None = None  # noqa: N815
-    metadataFilter: Annotated[list[_Predicate], Meta(max_length=32)] | None = None  # noqa: N815
+    metadataFilter: Annotated[list[Predicate], Meta(max_length=32)] | None = None  # noqa: N815
 
     def takes(self, metadata: dict[str, str]) -> bool:
         """Whether a metadata map has every key and, where one is asked for, the value."""
@@ -66,52 +72,58 @@ class _Selection(msgspec.Struct):
         )
 
 
-class _Order(msgspec.Struct):
+class SeriesOrder(msgspec.Struct):
+    """How points come."""
+
     axis: Literal["step", "timestamp"]
     direction: Literal["asc", "desc"]
 
 
-class _Query(msgspec.Struct):
-    series: Annotated[list[_Selection], Meta(min_length=1, max_length=64)]
-    order: _Order
+class SeriesQuery(msgspec.Struct):
+    """What is wanted of which series."""
+
+    series: Annotated[list[Selection], Meta(min_length=1, max_length=64)]
+    order: SeriesOrder
     stream: bool = False
     copies: Literal["all", "newest"] = "all"
 
 
-class _Columns(msgspec.Struct):
+class Columns(msgspec.Struct):
+    """Points as columns of equal length."""
+
     steps: list[int | None]
     timestamp: list[int]
     value: list[float]
 
 
-class _Batch(msgspec.Struct):
+class SeriesBatch(msgspec.Struct):
     """Points of one exact metadata map in the order that was asked for; a long series takes several."""
 
     experimentId: str  # noqa: N815
     metricName: str  # noqa: N815
     metadataHash: str  # noqa: N815
     metadata: dict[str, str]
-    data: _Columns
+    data: Columns
 
 
 @router.post("/metric-catalog")
 @needs("read")
 @describe(
     Operation(
-        data=list[_Metric],
-        body=_Catalog,
+        data=list[CatalogMetric],
+        body=CatalogQuery,
         codes=_CODES,
         examples={"one": {"experimentIds": ["00000000-0000-4000-8000-000000000000"]}},
     )
 )
 async def metric_catalog(request: Request) -> Response:
     """Say which metrics up to 64 experiments have, with the metadata that filters can name."""
-    query = await body_of(request, _Catalog)
+    query = await body_of(request, CatalogQuery)
     organisation = principal_of(request).organisation
 
-    def read(connection: Connection) -> list[_Metric]:
+    def read(connection: Connection) -> list[CatalogMetric]:
         return [
-            _Metric(uid, one["seriesName"], [key["key"] for key in one["metadata"]], _values(one))
+            CatalogMetric(uid, one["seriesName"], [key["key"] for key in one["metadata"]], _values(one))
             for uid in dict.fromkeys(query.experimentIds)
             for one in series.catalog(connection, experiments.find(connection, organisation.id, uid).id)
         ]
@@ -123,8 +135,9 @@ async def metric_catalog(request: Request) -> Response:
 @needs("read")
 @describe(
     Operation(
-        data=list[_Batch],
-        body=_Query,
+        data=list[SeriesBatch],
+        other_media=(LINES,),
+        body=SeriesQuery,
         codes=_CODES,
         examples={
             "one metric": {
@@ -146,7 +159,7 @@ async def query_series(request: Request) -> Response:
     With `stream` the reply is lines of batches, and a last line that counts them: without it, the reply was
     cut off. `copies` is ours: `newest` leaves out what a resume repeated.
     """
-    query = await body_of(request, _Query)
+    query = await body_of(request, SeriesQuery)
     store, organisation_id = store_of(request), principal_of(request).organisation.id
     found = await store.read(lambda connection: _selected(connection, organisation_id, query))
     batches = _batches(store, found, query)
@@ -163,7 +176,7 @@ class _Found:
     ranks: dict[int, int] | None
 
 
-def _selected(connection: Connection, organisation_id: int, query: _Query) -> list[_Found]:
+def _selected(connection: Connection, organisation_id: int, query: SeriesQuery) -> list[_Found]:
     """Return what the selections take; what several take comes once."""
     rows: dict[str, Any] = {}
     taken: dict[str, dict[int, Series]] = {}
@@ -182,7 +195,7 @@ def _selected(connection: Connection, organisation_id: int, query: _Query) -> li
     ]
 
 
-def _batches(store: Store, found: list[_Found], query: _Query) -> Iterator[tuple[int, bytes]]:
+def _batches(store: Store, found: list[_Found], query: SeriesQuery) -> Iterator[tuple[int, bytes]]:
     """Yield each batch with how many points it has."""
     for experiment in found:
         order = series.Order(

@@ -78,6 +78,12 @@ class Command:
         assert said.code == 0, said
         return said
 
+    def apart(self, *arguments: object) -> Said:
+        """Run it as a process of its own, which lets go of everything at its end."""
+        with self.process(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            out, err = process.communicate(timeout=60)
+        return Said(process.returncode, out, err)
+
     def process(self, *arguments: object, **options: Any) -> subprocess.Popen[Any]:
         """Start it as a process."""
         program = str(Path(sys.executable).with_name("syvain-metrics"))

@@ -72,7 +72,10 @@ def _prefect(directory: DataDirectory) -> list[str]:
 
 def _metrics(directory: DataDirectory) -> list[str]:
     return [
-        *_python("infra.server"),
+        *_python("infra.metrics.main"),
+        "server",
+        "start",
+        "--no-login",  # the stack gives its runs the key itself
         "--data",
         str(directory.metrics),
         "--port",

@@ -229,9 +229,8 @@ def _stop_runs(directory: DataDirectory, supervisor: Supervisor, *, say: Say, ti
 def _stands(process: Process) -> bool:
     """Whether it is one of the servers that runs need to save: they go last."""
     line = " ".join(process.command)
-    return any(
-        part in line for part in ("weed mini", "prefect server", "infra.server", "supervisor.supervisord")
-    )
+    servers = ("weed mini", "prefect server", "infra.metrics.main server", "supervisor.supervisord")
+    return any(part in line for part in servers)
 
 
 def _require_gone(directory: DataDirectory) -> None:

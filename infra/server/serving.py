@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import signal
 import socket
 import sys
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from infra.server.datadir import Place
 
-__all__ = ["open_store", "serve"]
+__all__ = ["configure_logging", "open_store", "serve"]
 
 _GRACE_S = 5
 
@@ -57,6 +58,12 @@ def serve(place: Place, *, host: str, port: int, credentials: bool) -> None:
         ).run(sockets=[listener])
     finally:
         store.close()
+
+
+def configure_logging() -> None:
+    """Log to standard error, as a service does."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def open_store(place: Place) -> Store:

@@ -33,10 +33,14 @@ def free_port() -> int:
 
 
 class MetricsServer:
-    """One server process at a time over one data directory; it may be killed and started again."""
+    """One server process at a time over one data directory; it may be killed and started again.
 
-    def __init__(self, data: Path, *, port: int | None = None) -> None:
+    With `database`, a PostgreSQL URL, the directory holds the log and the first key only.
+    """
+
+    def __init__(self, data: Path, *, port: int | None = None, database: str | None = None) -> None:
         self.data = data
+        self.database = database
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = data.with_name("server.log")
@@ -45,15 +49,24 @@ class MetricsServer:
     @property
     def key(self) -> str:
         """The key that the first start made."""
-        return (self.data / "key").read_text().strip()
+        (file,) = self._config.glob("syvain-metrics/*.key") if self.database else [self.data / "key"]
+        return file.read_text().strip()
+
+    @property
+    def _config(self) -> Path:
+        """Where the process looks for a user's configuration: not in that of whoever runs the tests."""
+        return self.data.with_name(f"{self.data.name}-config")
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         """Start the process and wait until it answers."""
-        command = [sys.executable, "-m", "infra.server", "--data", str(self.data), "--port", str(self.port)]
+        command = [sys.executable, "-m", "infra.metrics.main", "server", "start", "--port", str(self.port)]
+        environment = os.environ | {"XDG_CONFIG_HOME": str(self._config)} | dict(env or {})
+        if self.database:
+            environment["SYVAIN_METRICS_DATABASE"] = self.database
+        else:
+            command += ["--data", str(self.data)]
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                [*command, *arguments], stdout=log, stderr=log, env={**os.environ, **(env or {})}
-            )
+            self.process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log, env=environment)
         deadline = time.monotonic() + 60
         while not self._answers():
             assert self.process.poll() is None, self.log.read_text()
@@ -86,9 +99,9 @@ class MetricsServer:
 
 
 @contextmanager
-def running_server(data: Path) -> Iterator[MetricsServer]:
+def running_server(data: Path, *, database: str | None = None) -> Iterator[MetricsServer]:
     """A started server that is stopped at the end, if it still runs."""
-    server = MetricsServer(data)
+    server = MetricsServer(data, database=database)
     server.start()
     try:
         yield server

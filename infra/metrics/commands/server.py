@@ -57,8 +57,7 @@ def start(
 ) -> None:
     """Start the server and serve until SIGTERM or Ctrl-C. The first start makes an organisation and a key."""
     with _usable(data, database) as place:
-        from infra.server.command import configure_logging
-        from infra.server.serving import serve
+        from infra.server.serving import configure_logging, serve
 
         configure_logging()
         serve(place, host=host, port=port, credentials=login)

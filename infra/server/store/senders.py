@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, insert, select, update
 
+from infra.server.store import sql
 from infra.server.store.database import new_id
 from infra.server.store.marks import Marks
 from infra.server.store.schema import message_holes, sessions
@@ -64,17 +65,19 @@ def adopt(connection: Connection, writing: Session, sender: Sender) -> None:
 
 def save(connection: Connection, sender: Sender) -> None:
     """Store how far a sender's events were applied."""
-    connection.exec_driver_sql(
-        "UPDATE sessions SET next_sequence = ? WHERE id = ?", (sender.marks.next, sender.session_id)
+    sql.run(
+        connection,
+        "UPDATE sessions SET next_sequence = ? WHERE id = ?",
+        (sender.marks.next, sender.session_id),
     )
     deleted, stored = sender.marks.flushed()
-    if deleted:
-        connection.exec_driver_sql(
-            "DELETE FROM message_holes WHERE session_id = ? AND first = ?",
-            [(sender.session_id, first) for first in deleted],
-        )
-    if stored:
-        connection.execute(
-            insert(message_holes),
-            [{"session_id": sender.session_id, "first": first, "last": last} for first, last in stored],
-        )
+    sql.many(
+        connection,
+        "DELETE FROM message_holes WHERE session_id = ? AND first = ?",
+        [(sender.session_id, first) for first in deleted],
+    )
+    sql.many(
+        connection,
+        "INSERT INTO message_holes (session_id, first, last) VALUES (?, ?, ?)",
+        [(sender.session_id, first, last) for first, last in stored],
+    )

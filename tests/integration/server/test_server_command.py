@@ -15,7 +15,7 @@ from tests.support.metrics_server import MetricsClient, MetricsServer, free_port
 
 def run(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "infra.server", *arguments],
+        [sys.executable, "-m", "infra.metrics.main", "server", "start", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -31,7 +31,7 @@ def test_the_first_start_makes_a_key_and_never_shows_it_and_the_second_keeps_it(
     server = MetricsServer(tmp_path / "deep" / "data")
     server.data.parent.mkdir()
     config = tmp_path / "config"
-    server.start("--write-credentials", env={"XDG_CONFIG_HOME": str(config)})
+    server.start(env={"XDG_CONFIG_HOME": str(config)})
     try:
         assert (mode(server.data / "key"), mode(server.data)) == (0o600, 0o700)
         client = MetricsClient(server.url, server.key)
@@ -76,7 +76,7 @@ def test_what_stands_in_the_way_of_a_start_is_one_line_and_exit_2(tmp_path):
         assert result.returncode == 2
         assert result.stdout == ""
         (line,) = result.stderr.splitlines()
-        assert line.startswith("error: ")
+        assert line.startswith("syvain-metrics: ")
         assert reason in line
     assert not (tmp_path / "other").exists(), "the port is looked at first"
 
@@ -86,7 +86,7 @@ def test_a_folder_with_an_infra_of_its_own_is_no_place_to_import_from(tmp_path):
     (tmp_path / "infra" / "__init__.py").write_text("raise RuntimeError('shadowed')")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
-        [sys.executable, "-P", "-m", "infra.server", "--help"],
+        [sys.executable, "-P", "-m", "infra.metrics.main", "server", "start", "--help"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -95,7 +95,7 @@ def test_a_folder_with_an_infra_of_its_own_is_no_place_to_import_from(tmp_path):
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert "--write-credentials" in result.stdout
+    assert "--no-login" in result.stdout
 
 
 def test_a_request_in_flight_is_answered_before_a_stop(tmp_path):

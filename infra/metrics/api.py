@@ -138,13 +138,16 @@ class Api:
         names: Sequence[str] | None = None,
         where: Sequence[Mapping[str, str]] = (),
         axis: str = "step",
-        **more: Any,
+        newest: bool = False,
     ) -> Iterator[Frame]:
         """Stream the points of an experiment. `names` unset means every metric.
 
-        `where` holds the wire's conditions: `{"metadataKey"}` and, for one value, `{"metadataValue"}`.
+        `where` holds the wire's conditions: `{"metadataKey"}` and, for one value, `{"metadataValue"}`. Where
+        attempts repeated a step, every copy comes in its order of arrival, or the newest attempt's alone.
         """
-        query = {"experimentId": experiment_id, "filter": list(where), "xAxis": axis, **more}
+        query: dict[str, Any] = {"experimentId": experiment_id, "filter": list(where), "xAxis": axis}
+        if newest:
+            query["copies"] = "newest"
         if names is not None:
             query["seriesNames"] = list(names)
         envelope = {"messageId": "series", "event": _PREFIX + "query.experimentseries", "data": query}

@@ -19,6 +19,7 @@ __all__ = [
     "ExperimentName",
     "FolderName",
     "Json",
+    "Newest",
     "Where",
     "Yes",
     "agreed",
@@ -35,6 +36,10 @@ FolderName = Annotated[
 Where = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY[=VALUE]", help="Only partitions with this metadata; repeat for more."),
+]
+Newest = Annotated[
+    bool,
+    typer.Option("--newest", help="Where attempts repeated a step, only the newest attempt's copy."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
 

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.metrics.commands._common import Where, conditions, connect
+from infra.metrics.commands._common import Newest, Where, conditions, connect
 from infra.metrics.errors import Rejected, Unavailable
 from infra.metrics.output import say
 
@@ -41,6 +41,7 @@ def export(
         list[str] | None, typer.Option(metavar="NAME", help="Only this metric; repeat for more.")
     ] = None,
     where: Where = None,
+    newest: Newest = False,
     format_: Annotated[
         str | None,
         typer.Option("--format", metavar="F", help="parquet, csv or jsonl. Unset: by the file's name."),
@@ -58,7 +59,7 @@ def export(
     with connect() as api:
         chosen = select(api, experiments or (), folder or ())
         with _opened(output) as file:
-            num_points = _write(api, chosen, file, kind, names=metric, where=filters)
+            num_points = _write(api, chosen, file, kind, names=metric, where=filters, newest=newest)
     if output != "-":
         plural = "" if len(chosen) == 1 else "s"
         say(f"{num_points:,} points of {len(chosen):,} experiment{plural} in {output}")
@@ -72,6 +73,7 @@ def _write(
     *,
     names: list[str] | None,
     where: list[dict[str, str]],
+    newest: bool,
 ) -> int:
     from infra.metrics.progress import progress
     from infra.metrics.writers import writer
@@ -80,7 +82,7 @@ def _write(
     num_points = 0
     with closing(out), progress("exporting", len(chosen)) as show:
         for experiment in chosen:
-            for frame in api.points(experiment.id, names=names, where=where):
+            for frame in api.points(experiment.id, names=names, where=where, newest=newest):
                 out.write(experiment, frame)
                 num_points += len(frame.data.value)
                 show(0, f"{num_points:,} points")

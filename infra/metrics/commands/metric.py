@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.metrics.commands._common import ExperimentName, Json, Where, conditions, connect
+from infra.metrics.commands._common import ExperimentName, Json, Newest, Where, conditions, connect
 from infra.metrics.errors import Refused, Rejected
 from infra.metrics.output import compact, print_json, print_table, shown
 
@@ -57,16 +57,19 @@ def get(
     name: Annotated[str, typer.Argument(metavar="METRIC", help="The metric's name.")],
     *,
     where: Where = None,
+    newest: Newest = False,
     axis: Annotated[str, typer.Option(metavar="AXIS", help="Order by step or timestamp.")] = "step",
     as_json: Json = False,
 ) -> None:
-    """Print every point of a metric, also repeated steps; with --json one object on each line."""
+    """Print the points of a metric, in the order of its steps; with --json one object on each line."""
     if axis not in {"step", "timestamp"}:
         raise Rejected(f"--axis must be step or timestamp, got {axis!r}")
     from infra.metrics.find import experiment_id
 
     with connect() as api:
-        frames = api.points(experiment_id(api, experiment), names=[name], where=conditions(where), axis=axis)
+        frames = api.points(
+            experiment_id(api, experiment), names=[name], where=conditions(where), axis=axis, newest=newest
+        )
         lines = _json_lines(frames) if as_json else _text_lines(frames)
         empty = True
         for text in lines:

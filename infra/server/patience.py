@@ -21,10 +21,10 @@ _MIN_BYTES_PER_S = 8192
 
 
 class Patience:
-    """Around an application: a body must keep coming, and its answer must be read.
+    """Around an application: a body must keep coming.
 
-    A body that is silent for `silence_s`, or after `grace_s` came at less than 8 KiB a second, is answered
-    with 408. An answer of which nothing is read for `silence_s` is broken off.
+    One that is silent for `silence_s`, or after `grace_s` came at less than 8 KiB a second, is answered with
+    408.
     """
 
     def __init__(self, app: ASGIApp, *, silence_s: float = _SILENCE_S, grace_s: float = _GRACE_S) -> None:
@@ -34,27 +34,7 @@ class Patience:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        unread = False
-
-        async def read_on(message: Message) -> None:
-            nonlocal unread
-            try:
-                async with asyncio.timeout(self._silence_s):
-                    await send(message)
-            except TimeoutError:
-                unread = True
-                raise
-
-        try:
-            await self._app(scope, self._bounded(receive), read_on)
-        except Exception:
-            if not unread:
-                raise
-            # uvicorn closes the connection on an answer that ends too early
+        await self._app(scope, self._bounded(receive) if scope["type"] == "http" else receive, send)
 
     def _bounded(self, receive: Receive) -> Receive:
         now_s = asyncio.get_running_loop().time
@@ -80,11 +60,14 @@ class Patience:
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]  # one of two classes
     """uvicorn's protocol, whose connections close when a request's headers are not whole in 15 seconds.
 
-    The same holds for a connection on which nothing was ever asked.
+    The same holds for a connection on which nothing was ever asked, and for one whose answers nobody reads
+    for 30 seconds.
     """
 
     headers_s = _HEADERS_S
+    unread_s = _SILENCE_S
     _waiting: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request."""
@@ -102,7 +85,24 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]  # on
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing."""
         self._stop_waiting()
+        self._is_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait until what was written is read. To close would wait for that too, and for ever."""
+        super().pause_writing()
+        self._is_read()
+        self._unread = self.loop.call_later(self.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Somebody reads."""
+        super().resume_writing()
+        self._is_read()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _wait(self) -> None:
         self._waiting = self.loop.call_later(self.headers_s, self._give_up)

@@ -1,0 +1,276 @@
+"""Large, compressed, slow and unwanted bodies, against the application behind the real protocol."""
+
+import asyncio
+import gzip
+import json
+import socket
+import threading
+import time
+import uuid
+import zlib
+from contextlib import closing
+
+import httpx
+import pytest
+from starlette.responses import StreamingResponse
+
+from infra.server.api.app import create_app
+from infra.server.api.body import MAX_BODY_BYTES, BodyBudget
+from infra.server.patience import Patience, PatientProtocol
+from infra.server.store import access
+from infra.server.store.store import Store
+from tests.support.metrics_server import MetricsClient
+from tests.support.served_app import served
+
+SILENCE_S = 0.4
+OPEN = [{"messageId": "0", "event": "syvain.v2.foldertree.read", "data": {}}]
+
+
+class HastyProtocol(PatientProtocol):
+    headers_s = SILENCE_S
+    unread_s = SILENCE_S
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """An application that waits for a client less long than ours does."""
+    store = Store(tmp_path_factory.mktemp("bodies") / "metrics.sqlite3")
+
+    def first(connection):
+        organisation = access.create_organisation(connection, "ours", now_ms=0)
+        return access.create_key(connection, organisation.id, "k", role="owner", now_ms=0)[1]
+
+    key = store.write_now(first)
+    app = create_app(store, keyless=False)
+    app.add_middleware(Patience, silence_s=SILENCE_S, grace_s=3 * SILENCE_S)
+    app.state.closed = threading.Event()
+
+    @app.get("/endless")
+    async def endless():
+        async def lines():
+            try:
+                while True:
+                    yield bytes(2**20)
+                    await asyncio.sleep(0)
+            finally:
+                app.state.closed.set()
+
+        return StreamingResponse(lines())
+
+    with served(app, HastyProtocol) as url:
+        client = MetricsClient(url, key)
+        yield app, client
+        client.close()
+    store.close()
+
+
+@pytest.fixture
+def client(world):
+    return world[1]
+
+
+@pytest.fixture
+def app(world):
+    return world[0]
+
+
+def head(client, path, length, *more, key=True):
+    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {length}", *more]
+    if key:
+        lines.append(f"authorization: Bearer {client.key}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def connected(client):
+    url = client.http.base_url
+    return closing(socket.create_connection((url.host, url.port), timeout=10))
+
+
+def received(connection):
+    """Everything until the server closes."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def answers(client):
+    return client.post(OPEN).status_code == 200
+
+
+# ---------------------------------------------------------------- slow clients
+
+
+def test_headers_that_do_not_come_in_time_close_the_connection(client):
+    with connected(client) as silent, connected(client) as halfway:
+        halfway.sendall(b"POST /api/v2/events HTTP/1.1\r\nhost: x\r\n")
+        assert answers(client)
+        assert received(silent) == received(halfway) == b""
+
+
+def test_headers_of_a_second_request_that_do_not_come_in_time_close_the_connection(client):
+    with connected(client) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET /heal")
+        assert received(connection) == b""
+
+
+def test_a_body_that_falls_silent_is_answered_with_408_and_holds_nobody_up(client, slug):
+    """More of them than there are worker threads, and the writer writes on."""
+    experiment = client.open(slug)
+    waiting = [socket.create_connection(("127.0.0.1", client.http.base_url.port)) for _ in range(100)]
+    for connection in waiting:
+        connection.settimeout(10)
+        connection.sendall(head(client, "/api/v2/events", 1000) + b"[")
+    began = time.monotonic()
+    experiment.send(experiment.metric("m", 1.0, 1))
+    assert client.record(experiment.id)["seriesRevision"] == 1
+    assert time.monotonic() - began < SILENCE_S + 2  # with the hundred in front of it
+    for connection in waiting:
+        with closing(connection):
+            answer = received(connection)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"code=request_timeout" in answer
+        assert b"connection: close" in answer.lower()
+
+
+def test_a_body_that_drips_is_answered_with_408_however_long_it_says_it_is(client):
+    with connected(client) as connection:
+        connection.sendall(head(client, "/api/v2/events", 10**6))
+        connection.settimeout(SILENCE_S / 8)
+        answer = b""
+        for _ in range(200):
+            connection.sendall(b"[")
+            try:
+                answer = connection.recv(65536)
+                break
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_an_answer_that_nobody_reads_is_broken_off(client, app):
+    with connected(client) as connection:
+        connection.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert app.state.closed.wait(10)
+        assert received(connection) != b""  # and no more than was on its way
+    assert answers(client)
+
+
+# ---------------------------------------------------------------- who may send one
+
+
+def test_nothing_is_read_of_the_body_of_somebody_who_is_not_known(client):
+    with connected(client) as connection:
+        connection.sendall(head(client, "/api/v2/events", MAX_BODY_BYTES, key=False))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401")
+
+
+def test_expect_100_continue_is_answered_at_once_and_not_where_the_answer_is_no(client):
+    body = json.dumps([{**OPEN[0], "padding": "x" * 2000}]).encode()
+    with connected(client) as connection:
+        connection.sendall(head(client, "/api/v2/events", len(body), "expect: 100-continue"))
+        began = time.monotonic()
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert time.monotonic() - began < 0.5  # the client would wait a second
+        connection.sendall(body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    with connected(client) as connection:
+        connection.sendall(head(client, "/api/v2/events", len(body), "expect: 100-continue", key=False))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401")
+
+
+# ---------------------------------------------------------------- how large it may be
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(client):
+    with connected(client) as connection:
+        connection.sendall(head(client, "/api/v2/events", MAX_BODY_BYTES + 1))
+        answer = received(connection)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"code=body_too_large" in answer
+
+
+@pytest.mark.parametrize("path", ["/api/v1/auth/sign-in", "/sign-in", "/sign-out"])
+def test_strangers_may_send_hardly_anything(client, path):
+    for body, headers in [
+        (b"x" * 20_000, {}),
+        (gzip.compress(bytes(20_000)), {"content-encoding": "gzip"}),
+    ]:
+        assert client.http.post(path, content=body, headers=headers).status_code == 413
+
+
+def test_a_bomb_is_refused_at_the_limit_and_what_it_took_is_free_again(client, app):
+    deflate = zlib.compressobj(9, wbits=31)
+    bomb = b"".join(deflate.compress(bytes(2**20)) for _ in range(256)) + deflate.flush()
+    assert len(bomb) < 2**19
+    response = client.http.post(
+        "/api/v2/events", content=bomb, headers={**client.authorization, "content-encoding": "gzip"}
+    )
+    assert response.status_code == 413
+    assert app.state.body_budget._free_bytes == 512 * 2**20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"nothing", gzip.compress(b"[]")[:-4], gzip.compress(b"[]") * 2, gzip.compress(b"[]") + b"x", b""],
+)
+def test_what_is_not_one_whole_gzip_member_is_refused(client, body):
+    headers = {**client.authorization, "content-encoding": "gzip"}
+    response = client.http.post("/api/v2/events", content=body, headers=headers)
+    assert response.status_code == 400
+    assert "code=malformed_request" in response.json()["error"]["details"]
+
+
+def test_the_largest_batch_that_a_client_makes_passes_plain_and_compressed(client, slug):
+    experiment = client.open(slug)
+    for compressed in (False, True):
+        events = [
+            experiment.event("annotate", annotation="n" * 16_000, meta={"text": uuid.uuid4().hex * 2_000})
+            for _ in range(1000)
+        ]
+        body = json.dumps(events).encode()
+        assert len(body) > 80 * 2**20 // 1.05
+        headers = {"content-encoding": "gzip"} if compressed else {}
+        response = experiment.post(gzip.compress(body, 1) if compressed else body, **headers)
+        assert response.status_code == 200
+        assert all(reply["event"].endswith("annotated") for reply in response.json())
+
+
+def test_all_bodies_together_are_bounded_and_who_comes_too_much_is_told_to_come_again(client, app):
+    whole = app.state.body_budget
+    app.state.body_budget = BodyBudget(max_bytes=1000)
+    try:
+        response = client.http.post(
+            "/api/v2/events", content=b"[" + b" " * 1000 + b"]", headers=client.authorization
+        )
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert answers(client)
+    finally:
+        app.state.body_budget = whole
+
+
+def test_a_client_that_goes_away_leaves_no_trace(client, app, caplog):
+    with connected(client) as connection:
+        connection.sendall(head(client, "/api/v2/events", 1000) + b"[")
+    deadline = time.monotonic() + 10
+    while app.state.body_budget._free_bytes < 512 * 2**20:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert answers(client)
+    assert caplog.records == []
+
+
+def test_every_answer_carries_the_headers_that_keep_browsers_from_harm(client):
+    for path in ("/healthz", "/api/v2/auth/status", "/sign-in", "/nothing", "/dashboard/static/page.js"):
+        headers = client.http.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"], path
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["referrer-policy"] == "same-origin"
+        if "static" not in path:
+            assert headers["cache-control"] == "no-store"
+    assert httpx.get(f"{client.http.base_url}/nothing").status_code == 404

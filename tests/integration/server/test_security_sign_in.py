@@ -73,9 +73,9 @@ def cheap_hashes(request, monkeypatch):
 
 
 @pytest.fixture
-def world(tmp_path):
+def world(address):
     now_ms = [1_700_000_000_000]
-    store = Store(tmp_path / "metrics.sqlite3", clock_ms=lambda: now_ms[0])
+    store = Store(address, clock_ms=lambda: now_ms[0])
 
     def first(connection):
         organisation = access.create_organisation(connection, "ours", now_ms=0)

@@ -54,6 +54,20 @@ def test_a_metric_that_is_not_there_is_said(cli, measured, name):
     assert "has no points of 'los' there: syvain-metrics metric list" in refused.line
 
 
+def test_where_attempts_repeated_a_step_the_newest_copy_alone_is_to_be_had(cli, client, name, tmp_path):
+    first = client.open(name)
+    first.send(first.event("start"), *[first.metric("loss", step, step) for step in (0, 1, 2)])
+    second = client.open(name)
+    second.send(second.event("start"), *[second.metric("loss", step + 0.5, step) for step in (1, 2, 3)])
+    every = [row[2] for row in cli.ok("metric", "get", name, "loss").rows]
+    assert every == ["0.0", "1.0", "1.5", "2.0", "2.5", "3.5"]
+    newest = [row[2] for row in cli.ok("metric", "get", name, "loss", "--newest").rows]
+    assert newest == ["0.0", "1.5", "2.5", "3.5"]
+    out = tmp_path / "x.csv"
+    cli.ok("export", name, "--newest", "-o", out)
+    assert [row["value"] for row in read(out)] == [0.0, 1.5, 2.5, 3.5]
+
+
 def read(path):
     if path.suffix == ".parquet":
         return parquet.read_table(path).to_pylist()

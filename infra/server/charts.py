@@ -131,22 +131,15 @@ def load(connection: Connection, one: Series, window: Window) -> Drawing:
         return Drawing(connection, one.id, window, points, None, *_NOTHING)
     small = [block for block in layout if not block.has_summary]
     chunks = blocks.summaries_of(connection, one.id, first_step=window.first, last_step=window.last)
-    begins = [np.arange(first, first + count, summaries.GROUP_POINTS) for first, count, _ in chunks]
-    counts = [
-        np.append(np.diff(each), first + count - each[-1])
-        for each, (first, count, _) in zip(begins, chunks, strict=True)
-    ]
+    extents = [(first, first + count) for first, count, _ in chunks]
     groups = [groups for _, _, groups in chunks]
     for begin, end in _runs(small):
-        points = blocks.read(connection, one.id, begin, end)
-        begins.append(np.arange(begin, end, summaries.GROUP_POINTS))
-        counts.append(np.append(np.diff(begins[-1]), end - begins[-1][-1]))
-        groups.append(summaries.summarise(points))
-    joined = summaries.join(groups)
-    nothing = join(())
-    return Drawing(
-        connection, one.id, window, nothing, joined, np.concatenate(begins), np.concatenate(counts)
-    )
+        extents.append((begin, end))
+        groups.append(summaries.summarise(blocks.read(connection, one.id, begin, end)))
+    begins = [np.arange(begin, end, summaries.GROUP_POINTS) for begin, end in extents]
+    ends = [np.append(each[1:], end) for each, (_, end) in zip(begins, extents, strict=True)]
+    joined, firsts = summaries.join(groups), np.concatenate(begins)
+    return Drawing(connection, one.id, window, join(()), joined, firsts, np.concatenate(ends) - firsts)
 
 
 def buckets(curve: Curve, width: int) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from infra.server.store import codec, sql, summaries
 from infra.server.store.points import Points, join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from sqlalchemy import Connection
 
     from infra.server.store.points import Axis
@@ -82,17 +82,55 @@ class Block:
         return (self.min_step, self.max_step) if axis == "step" else (self.min_ms, self.max_ms)
 
 
+class Grown(NamedTuple):
+    """What a batch adds to one series: points between two places of its columns, from the `first`-th on."""
+
+    series_id: int
+    first: int
+    begin: int
+    end: int
+
+
 def add(connection: Connection, fresh: Sequence[tuple[int, int, Points]]) -> None:
     """Store new blocks: for each its series, its first arrival, its points."""
-    sql.many(connection, _INSERT, [_row(series_id, first, points) for series_id, first, points in fresh])
+    for series_id, first, points in fresh:
+        add_parts(connection, points, [Grown(series_id, first, 0, len(points))])
 
 
-def note_last(connection: Connection, grown: Sequence[tuple[int, int, int, int, float]]) -> None:
-    """Store for each series that grew its id, how many points it has now, and the point that came last."""
+def add_parts(connection: Connection, points: Points, parts: Sequence[Grown]) -> None:
+    """Store a block for each part of the points.
+
+    The parts follow one another, each at least one point. What can be is done per batch: it may have a
+    thousand series.
+    """
+    begins = [part.begin for part in parts]
+    limits = [
+        limit.reduceat(column, begins).tolist()
+        for column in (points.steps, points.timestamps_ms)
+        for limit in (np.minimum, np.maximum)
+    ]
+    rows = codec.rows_of(points)
+    blocks = []
+    for part, *spans in zip(parts, *limits, strict=True):
+        series_id, first, begin, end = part
+        count, summary = end - begin, None
+        if count < codec.WORTH_PACKING:
+            data = codec.plain(rows[begin:end])
+        else:
+            packed = points.take(slice(begin, end))
+            data = codec.encode(packed)
+            if count >= CHUNK_POINTS:
+                summary = summaries.encode(summaries.summarise(packed))
+        blocks.append((series_id, first, count, *spans, summary, data))
+    sql.many(connection, _INSERT, blocks)
+
+
+def note_last(connection: Connection, grown: Sequence[tuple[Any, ...]]) -> None:
+    """Store of each series how many points it has, the last one (step, time, value); then comes its id."""
     sql.many(
         connection,
         "UPDATE series SET num_points = ?, last_step = ?, last_timestamp_ms = ?, last_value = ? WHERE id = ?",
-        [(*rest, series_id) for series_id, *rest in grown],
+        grown,
     )
 
 
@@ -136,13 +174,14 @@ def read(connection: Connection, series_id: int, first: int, end: int) -> Points
         "(SELECT max(first) FROM point_blocks WHERE series_id = ? AND first <= ?), 0) ORDER BY first",
         (series_id, end, series_id, first),
     )
-    parts = []
-    for begins, data in rows:
-        points = codec.decode(data)
-        if begins < first or begins + len(points) > end:
-            points = points.take(slice(max(first - begins, 0), end - begins))
-        parts.append(points)
-    return join(parts)
+    found = rows.all()
+    if not found:
+        return join(())
+    points = codec.decode_all(row[1] for row in found)
+    begins = found[0][0]
+    if begins < first or begins + len(points) > end:
+        points = points.take(slice(max(first - begins, 0), end - begins))
+    return points
 
 
 def layout(connection: Connection, series_id: int) -> list[Block]:
@@ -181,17 +220,3 @@ def _due(extents: list[Extent]) -> int:
             return num_last
         size *= FAN_OUT
     return 0
-
-
-def _row(series_id: int, first: int, points: Points) -> tuple[Any, ...]:
-    count, summary = len(points), None
-    spans = (*_span(points.steps), *_span(points.timestamps_ms))
-    if count >= CHUNK_POINTS:
-        summary = summaries.encode(summaries.summarise(points))
-    return (series_id, first, count, *spans, summary, codec.encode(points))
-
-
-def _span(column: NDArray[np.int64]) -> tuple[int, int]:
-    if len(column) == 1:
-        return (only := int(column[0])), only
-    return int(column.min()), int(column.max())

@@ -1,75 +1,113 @@
 """Points as bytes: small columns, bit for bit, in order of arrival.
 
-A block is one byte that says how it is packed, the number of points, and four columns. Integers (step, time,
-session) are a beginning and a difference where the difference is always the same, and otherwise a beginning
-and the differences in as few bytes as they fit. Bytes of equal place stand together (the exponents of all
-values, then their first mantissa bytes and so on), and zstd takes what repeats: losses that were born as
-float32 at regular steps and jittered times take about 3.5 bytes a point, 9 ns to pack and less to unpack.
-zlib takes eight times as long for larger blocks (docs/decisions.md).
+A block is one byte that says how it is packed, the number of points, and the points: rows as they are where
+they are few, else four columns. Integers (step, time, session) are a beginning and a difference where the
+difference is always the same, and otherwise a beginning and the differences in as few bytes as they fit.
+Bytes of equal place stand together (the exponents of all values, then their first mantissa bytes and so on),
+and zstd takes what repeats: losses that were born as float32 at regular steps and jittered times take about
+four bytes a point. zlib takes eight times as long and saves nothing (docs/decisions.md).
 """
 
 from __future__ import annotations
 
 import struct
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zstandard
 
-from infra.server.store.points import Points
+from infra.server.store.points import Points, join
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
-__all__ = ["decode", "encode", "pack_columns", "unpack_columns"]
+__all__ = [
+    "WORTH_PACKING",
+    "decode",
+    "decode_all",
+    "encode",
+    "pack_table",
+    "plain",
+    "rows_of",
+    "unpack_table",
+]
 
-_PLAIN, _ZSTD = 0, 1
+_PLAIN, _PACKED = 0, 1
 _HEAD = struct.Struct("<BI")  # packing, number of points
 _REGULAR = struct.Struct("<Bqq")  # 0, first, difference
 _IRREGULAR = struct.Struct("<Bq")  # bytes of a difference, first
 _WIDTHS: tuple[tuple[int, Any], ...] = ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))
 _TYPES = dict(_WIDTHS)
-_WORTH_PACKING = 32
-"""Points. Below that zstd's frame and the time it takes cost more than it saves."""
+WORTH_PACKING = 24
+"""Points. Fewer take 33 bytes each until they are folded, and less time."""
+
+
+def rows_of(points: Points) -> NDArray[np.int64]:
+    """Return points as rows of four: step, time, session, and the bits of the value."""
+    rows = np.empty((len(points), 4), dtype=np.int64)
+    rows[:, 0], rows[:, 1], rows[:, 2] = points.steps, points.timestamps_ms, points.sessions
+    rows[:, 3] = points.values.view(np.int64)
+    return rows
+
+
+def plain(rows: NDArray[np.int64]) -> bytes:
+    """Return rows as they are, which is a block too: less work than packing where it is few points."""
+    return _HEAD.pack(_PLAIN, len(rows)) + rows.tobytes()
 
 
 def encode(points: Points) -> bytes:
     """Return at least one point as bytes."""
-    return pack_columns([points.steps, points.timestamps_ms, points.sessions], [points.values])
+    if len(points) < WORTH_PACKING:
+        return plain(rows_of(points))
+    columns = map(_integers, (points.steps, points.timestamps_ms, points.sessions))
+    body = b"".join([*columns, _planes(points.values)])
+    return _HEAD.pack(_PACKED, len(points)) + zstandard.ZstdCompressor(level=1).compress(body)
 
 
 def decode(data: bytes) -> Points:
     """Return the points of a block."""
-    (steps, timestamps_ms, sessions), (values,) = unpack_columns(data, 3, 1)
-    return Points(steps, timestamps_ms, values, sessions)
-
-
-def pack_columns(integers: list[NDArray[np.int64]], doubles: list[NDArray[np.float64]]) -> bytes:
-    """Return columns of one equal length, at least 1, as bytes. Differences must fit 63 bits."""
-    count = len(integers[0])
-    body = b"".join([*map(_integers, integers), *map(_planes, doubles)])
-    if count < _WORTH_PACKING:
-        return _HEAD.pack(_PLAIN, count) + body
-    # A compressor is not safe to share between threads, and making one costs 1 µs.
-    return _HEAD.pack(_ZSTD, count) + zstandard.ZstdCompressor(level=1).compress(body)
-
-
-def unpack_columns(
-    data: bytes, num_integers: int, num_doubles: int
-) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float64]]]:
-    """Return the columns that `pack_columns` was given."""
     packing, count = _HEAD.unpack_from(data)
-    body = data[_HEAD.size :]
-    if packing == _ZSTD:
-        body = zstandard.ZstdDecompressor().decompress(body)
-    at, integers, doubles = 0, [], []
-    for _ in range(num_integers):
-        column, at = _read_integers(body, at, count)
-        integers.append(column)
-    for _ in range(num_doubles):
-        doubles.append(_read_planes(body, at, count, np.float64))
-        at += 8 * count
-    return integers, doubles
+    if packing == _PLAIN:
+        return _of_rows(data[_HEAD.size :])
+    assert packing == _PACKED, f"no packing has the number {packing}"
+    body = zstandard.ZstdDecompressor().decompress(data[_HEAD.size :])
+    steps, at = _read_integers(body, 0, count)
+    timestamps_ms, at = _read_integers(body, at, count)
+    sessions, at = _read_integers(body, at, count)
+    return Points(steps, timestamps_ms, _read_planes(body, at, count, np.float64), sessions)
+
+
+def decode_all(blocks: Iterable[bytes]) -> Points:
+    """Return the points of blocks, one after another. Neighbours that are plain cost as much as one."""
+    parts = []
+    for kind, of_kind in groupby(blocks, key=itemgetter(0)):
+        if kind == _PLAIN:
+            parts.append(_of_rows(b"".join([data[_HEAD.size :] for data in of_kind])))
+        else:
+            parts += map(decode, of_kind)
+    return join(parts)
+
+
+def pack_table(table: NDArray[np.int64]) -> bytes:
+    """Return a table of few columns (its rows) of numbers as bytes, fast to unpack."""
+    # A compressor is not safe to share between threads, and making one costs 1 µs.
+    return zstandard.ZstdCompressor(level=1).compress(_planes(table.reshape(-1)))
+
+
+def unpack_table(data: bytes, num_columns: int) -> NDArray[np.int64]:
+    """Return the table that `pack_table` was given."""
+    body = zstandard.ZstdDecompressor().decompress(data)
+    table: NDArray[np.int64] = _read_planes(body, 0, len(body) // 8, np.int64).reshape(num_columns, -1)
+    return table
+
+
+def _of_rows(data: bytes) -> Points:
+    columns = np.ascontiguousarray(np.frombuffer(data, dtype=np.int64).reshape(-1, 4).T)
+    return Points(columns[0], columns[1], columns[3].view(np.float64), columns[2])
 
 
 def _integers(column: NDArray[np.int64]) -> bytes:

@@ -10,10 +10,10 @@ import numpy as np
 
 from infra.server.refusals import Refused
 from infra.server.store import blocks, series
-from infra.server.store.points import Points
+from infra.server.store.points import Points, points
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
     from sqlalchemy import Connection
@@ -54,7 +54,8 @@ class Growth:
     _series: dict[tuple[str, bytes], _Growing] = field(default_factory=dict)
     _partitions: dict[str, int] = field(default_factory=dict)
     _opened: dict[int, _Growing] = field(default_factory=dict)
-    _fresh: list[tuple[_Growing, Points]] = field(default_factory=list)
+    _columns: Points = field(default_factory=lambda: points((), (), (), ()))
+    _fresh: list[tuple[_Growing, int, int]] = field(default_factory=list)
 
     def open(
         self, connection: Connection, partitions: Sequence[Partition], wanted: Sequence[int]
@@ -106,23 +107,36 @@ class Growth:
         if not claimed.all:
             places = np.array(claimed.places, dtype=np.int64)
             columns, which = columns.take(places), which[places]
-        for place, points in _apart(columns, which):
-            self._fresh.append((self._opened[place], points))
+        self._columns, which = _by_partition(columns, which)
+        begins = np.flatnonzero(np.append([True], which[1:] != which[:-1])).tolist()
+        self._fresh = [
+            (self._opened[place], begin, end)
+            for place, begin, end in zip(
+                which[begins].tolist(), begins, [*begins[1:], len(which)], strict=True
+            )
+        ]
         return int(columns.timestamps_ms.max())
 
     def write(self, connection: Connection) -> None:
         """Write what was gathered: a block for each series, and folds where they are due."""
-        fresh, grown = [], []
-        for growing, points in self._fresh:
-            first, growing.num_points = growing.num_points, growing.num_points + len(points)
+        ends = [end - 1 for _, _, end in self._fresh]
+        last = self._columns.take(np.array(ends, dtype=np.int64))
+        parts, grown = [], []
+        for (growing, begin, end), *point in zip(
+            self._fresh,
+            last.steps.tolist(),
+            last.timestamps_ms.tolist(),
+            last.values.tolist(),
+            strict=True,
+        ):
+            first, growing.num_points = growing.num_points, growing.num_points + end - begin
             growing.extents.append(blocks.Extent(first, growing.num_points))
-            fresh.append((growing.id, first, points))
-            last = (int(points.steps[-1]), int(points.timestamps_ms[-1]), float(points.values[-1]))
-            grown.append((growing.id, growing.num_points, *last))
-        blocks.add(connection, fresh)
+            parts.append(blocks.Grown(growing.id, first, begin, end))
+            grown.append((growing.num_points, *point, growing.id))
+        blocks.add_parts(connection, self._columns, parts)
         blocks.note_last(connection, grown)
         num_folds = 0
-        for growing, _ in self._fresh:
+        for growing, _, _ in self._fresh:
             if num_folds < _MAX_FOLDS and growing.may_fold():
                 num_folds += blocks.fold(connection, growing.id, growing.extents)
         self._fresh = []
@@ -134,17 +148,12 @@ class Growth:
             blocks.fold(connection, growing.id, growing.extents, whole=True)
 
 
-def _apart(columns: Points, which: NDArray[np.int64]) -> Iterator[tuple[int, Points]]:
-    """Yield the points of each partition, in order of arrival."""
-    first = int(which[0])
-    if (which == first).all():
-        yield first, columns
-        return
+def _by_partition(columns: Points, which: NDArray[np.int64]) -> tuple[Points, NDArray[np.int64]]:
+    """Return the points of each partition together, in order of arrival."""
+    if (which == which[0]).all():
+        return columns, which
     order = np.argsort(which, kind="stable")
-    columns, which = columns.take(order), which[order]
-    begins = np.flatnonzero(np.append([True], which[1:] != which[:-1])).tolist()
-    for begin, end in zip(begins, [*begins[1:], len(which)], strict=True):
-        yield int(which[begin]), columns.take(slice(begin, end))
+    return columns.take(order), which[order]
 
 
 def _spread(sessions: list[int], places: Sequence[int], count: int) -> NDArray[np.int64]:

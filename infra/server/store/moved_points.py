@@ -35,4 +35,4 @@ def move(connection: Connection) -> None:
 def _store(connection: Connection, series_id: int, first: int, part: Iterable[AnyRow]) -> None:
     _, steps, times, values, sessions = zip(*part, strict=True)
     blocks.add(connection, [(series_id, first, points(steps, times, values, sessions))])
-    blocks.note_last(connection, [(series_id, first + len(steps), steps[-1], times[-1], values[-1])])
+    blocks.note_last(connection, [(first + len(steps), steps[-1], times[-1], values[-1], series_id)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infra.server.store.codec import pack_columns, unpack_columns
+from infra.server.store.codec import pack_table, unpack_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,15 +73,16 @@ def summarise(points: Points) -> Groups:
 
 def encode(groups: Groups) -> bytes:
     """Return at least one group as bytes."""
-    return pack_columns(
-        [groups.low, groups.high, groups.sessions, groups.climbs],
-        [groups.least, groups.greatest, groups.last],
-    )
+    integers = np.stack((groups.low, groups.high, groups.sessions, groups.climbs))
+    doubles = np.stack((groups.least, groups.greatest, groups.last))
+    return pack_table(np.concatenate((np.diff(integers, prepend=0), doubles.view(np.int64))))
 
 
 def decode(data: bytes) -> Groups:
     """Return the groups of a chunk."""
-    (low, high, sessions, climbs), (least, greatest, last) = unpack_columns(data, 4, 3)
+    table = unpack_table(data, 7)
+    low, high, sessions, climbs = np.cumsum(table[:4], axis=1)
+    least, greatest, last = table[4:].view(np.float64)
     return Groups(low, high, sessions, climbs, least, greatest, last)
 
 

@@ -127,6 +127,15 @@ def test_a_command_starts_at_once(cli, arguments):
     assert min(seconds() for _ in range(3)) < 0.4
 
 
+def test_a_path_with_folders_called_like_our_packages_changes_nothing(cli, tmp_path):
+    for package in ("flows", "infra", "runtime"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise ImportError('not ours')")
+    cli.env["PYTHONPATH"] = str(tmp_path)
+    said = cli.apart("folder", "list")
+    assert (said.code, "cannot be reached" in said.line) == (75, True)
+
+
 def test_ctrl_c_ends_with_130_and_no_word(cli):
     """The server takes the connection and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

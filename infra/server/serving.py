@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -29,23 +30,26 @@ if TYPE_CHECKING:
 __all__ = ["configure_logging", "open_store", "serve"]
 
 _GRACE_S = 5
+_MAX_FILES = 65_536
 
 
-def serve(place: Place, *, host: str, port: int, credentials: bool) -> None:
+def serve(place: Place, *, host: str, port: int, credentials: bool, keyless: bool) -> None:
     """Serve until SIGTERM or SIGINT. The address is taken before anything else is touched.
 
-    `credentials` says whether the key of the first start is also written where the public clients look.
+    `credentials` says whether the key of the first start is also written where the public clients look,
+    `keyless` whether pages are shown without a key to whoever is at the machine itself.
 
     Raises:
         Unusable: The port, the directory or the database cannot be used.
     """
     listener = _listen(host, port)
+    _allow_many_connections()
     url = _url(host, listener)
     place.hold()
     store = open_store(place)
     try:
         _introduce(place, store, url, credentials=credentials)
-        app = create_app(store, keyless=_is_loopback(listener))
+        app = create_app(store, keyless=keyless and _is_loopback(listener))
         _Server(
             uvicorn.Config(
                 app,
@@ -114,6 +118,14 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise Unusable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
     return listener
+
+
+def _allow_many_connections() -> None:
+    """Take as many open files as this process may have: many systems begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _url(host: str, listener: socket.socket) -> str:

@@ -54,13 +54,20 @@ def start(
             "--login/--no-login", help="On the first start, save the key where the public clients look."
         ),
     ] = True,
+    sign_in: Annotated[
+        bool,
+        typer.Option(
+            "--sign-in",
+            help="Pages ask for a sign-in even at the machine itself, as they do everywhere else.",
+        ),
+    ] = False,
 ) -> None:
     """Start the server and serve until SIGTERM or Ctrl-C. The first start makes an organisation and a key."""
     with _usable(data, database) as place:
         from infra.server.serving import configure_logging, serve
 
         configure_logging()
-        serve(place, host=host, port=port, credentials=login)
+        serve(place, host=host, port=port, credentials=login, keyless=not sign_in)
 
 
 @app.command()

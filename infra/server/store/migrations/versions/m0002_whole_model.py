@@ -47,6 +47,16 @@ def _people_and_roles() -> None:
         sa.PrimaryKeyConstraint("organisation_id", "person_id", name="pk_memberships"),
     )
     op.create_index("ix_memberships_person_id", "memberships", ["person_id"])
+    # Organisations so far had nobody: the first one gets the owner whom a first start makes.
+    op.execute(
+        "INSERT INTO people (uid, email, name, created_ms)"
+        " SELECT uid, 'owner@localhost', 'Owner', created_ms FROM organisations ORDER BY id LIMIT 1"
+    )
+    op.execute(
+        "INSERT INTO memberships (organisation_id, person_id, role, created_ms)"
+        " SELECT organisations.id, people.id, 'owner', people.created_ms"
+        " FROM organisations JOIN people ON people.uid = organisations.uid"
+    )
     op.create_table(
         "sign_ins",
         sa.Column("id", _id, nullable=False),

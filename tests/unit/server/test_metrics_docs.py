@@ -3,27 +3,27 @@
 import inspect
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
+from infra.metrics.commands.server import start
 from infra.server import refusals
-from infra.server.api import experiment_events, org_events
+from infra.server.api import event_schemas, org_events
 from infra.server.api.app import create_app
-from infra.server.command import start
 from infra.server.store.store import Store
 
-EXPERIMENT_EVENTS = [kind.__struct_config__.tag for kind in get_args(experiment_events._Event)]
 TEXT = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
 
 @pytest.mark.parametrize("code", refusals._STATUS)
 def test_every_error_code_stands_in_the_docs_with_its_status(code):
-    row = next(line for line in TEXT.splitlines() if re.match(rf"\|.*`{code}`.*\|", line))
-    assert f"| {refusals._STATUS[code]} |" in row
+    rows = [line for line in TEXT.splitlines() if re.match(rf"\|[^|]*`{code}`[^|]*\|", line)]
+    assert any(f"| {refusals._STATUS[code]} |" in row for row in rows)
 
 
-@pytest.mark.parametrize("name", [*org_events._QUERIES, *org_events._CHANGES, *EXPERIMENT_EVENTS])
+@pytest.mark.parametrize(
+    "name", [*org_events._QUERIES, *org_events._CHANGES, *event_schemas.EXPERIMENT_EVENTS]
+)
 def test_every_event_stands_in_the_docs(name):
     assert f"`{name.removeprefix('syvain.v2.')}`" in TEXT
 

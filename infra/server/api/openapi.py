@@ -98,7 +98,7 @@ def document(app: FastAPI) -> Schema:
     for route, operation in described:
         path = re.sub(r":\w+}", "}", route.path)
         said = _page(route) if operation is None else _operation(route, operation, schemas)
-        paths.setdefault(path, {}).update((method.lower(), said) for method in sorted(route.methods))
+        paths.setdefault(path, {}).update((method.lower(), said) for method in sorted(route.methods or ()))
     return {
         "openapi": "3.1.0",
         "info": {"title": app.title, "version": "1", "description": _ABOUT},
@@ -158,7 +158,7 @@ def _operation(route: APIRoute, operation: Operation, schemas: _Schemas) -> Sche
 def _page(route: APIRoute) -> Schema:
     """Describe a page for people, which says in words what happened."""
     return {
-        "operationId": f"{route.name}_page_{min(route.methods).lower()}",
+        "operationId": f"{route.name}_page_{min(route.methods or ('',)).lower()}",
         "summary": inspect.cleandoc(route.endpoint.__doc__ or "").partition("\n\n")[0],
         "tags": ["pages"],
         "parameters": _path_parameters(route),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import IO, TYPE_CHECKING, Protocol
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Protocol
 
 from infra.login_files import config_home
 from infra.server.refusals import Unusable
 from infra.server.store import postgresql
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from infra.server.store.database import Address
@@ -32,8 +35,8 @@ class Place(Protocol):
     def name(self) -> str:
         """What errors call it."""
 
-    def hold(self) -> None:
-        """Take it for this process, until that ends.
+    def hold(self) -> AbstractContextManager[None]:
+        """Take it for this process, for as long as the context lasts.
 
         Raises:
             Unusable: It cannot be written, or another process holds it.
@@ -51,25 +54,23 @@ class DataDir:
         self.address: Address = path / "metrics.sqlite3"
         self.database = path / "metrics.sqlite3"
         self.name = str(self.database)
-        self._lock: IO[str] | None = None
 
-    def hold(self) -> None:
+    @contextmanager
+    def hold(self) -> Iterator[None]:
         """Make the directory if need be and lock it."""
-        if self._lock is not None:
-            return
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a")
         except OSError as error:
             raise Unusable(f"the data directory {self.path} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise Unusable(
-                f"the data directory {self.path} is in use by another server: stop it first"
-            ) from error
-        self._lock = lock
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise Unusable(
+                    f"the data directory {self.path} is in use by another server: stop it first"
+                ) from error
+            yield
 
     def key_file(self, organisation_uid: str) -> Path:  # noqa: ARG002 - one organisation is first in a directory
         """Return the file of the first key."""
@@ -87,8 +88,9 @@ class RemoteDatabase:
         self.address: Address = url
         self.name = postgresql.parse(url).set(drivername="postgresql").render_as_string(hide_password=True)
 
-    def hold(self) -> None:
+    def hold(self) -> AbstractContextManager[None]:
         """Take nothing: whoever writes holds a lock in the database for as long as it writes."""
+        return nullcontext()
 
     def key_file(self, organisation_uid: str) -> Path:
         """Return a file of its own beside the clients' logins: there is no directory of the database's."""

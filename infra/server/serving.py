@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -45,9 +45,7 @@ def serve(place: Place, *, host: str, port: int, credentials: bool, keyless: boo
     listener = _listen(host, port)
     _allow_many_connections()
     url = _url(host, listener)
-    place.hold()
-    store = open_store(place)
-    try:
+    with place.hold(), closing(open_store(place)) as store:
         _introduce(place, store, url, credentials=credentials)
         app = create_app(store, keyless=keyless and _is_loopback(listener))
         _Server(
@@ -60,8 +58,6 @@ def serve(place: Place, *, host: str, port: int, credentials: bool, keyless: boo
                 timeout_graceful_shutdown=_GRACE_S,
             )
         ).run(sockets=[listener])
-    finally:
-        store.close()
 
 
 def configure_logging() -> None:

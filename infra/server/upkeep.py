@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
@@ -28,14 +29,11 @@ def migrate(place: Place) -> tuple[str | None, str]:
     Raises:
         Unusable: A server holds the place, or its database cannot be written or is of a later version.
     """
-    place.hold()
-    database = Database(place.address)
-    try:
-        return migrate_database(database)
-    except DBAPIError as error:
-        raise Unusable(f"the database {place.name} cannot be used: {reason(error)}") from error
-    finally:
-        database.close()
+    with place.hold(), closing(Database(place.address)) as database:
+        try:
+            return migrate_database(database)
+        except DBAPIError as error:
+            raise Unusable(f"the database {place.name} cannot be used: {reason(error)}") from error
 
 
 def backup(place: Place, file: Path) -> int:
@@ -61,10 +59,8 @@ def restore(place: Place, file: Path) -> None:
     if not isinstance(place, DataDir):
         backups.load_database(file.absolute(), str(place.address))
         return
-    place.hold()
-    there = sorted(entry.name for entry in place.path.iterdir() if entry.name != "lock")
-    if there:
-        raise Unusable(
-            f"the data directory {place.path} is not empty, it has {there[0]}: restore into another"
-        )
-    backups.restore_file(file.absolute(), place.database)
+    with place.hold():
+        there = sorted(entry.name for entry in place.path.iterdir() if entry.name != "lock")
+        if there:
+            raise Unusable(f"{place.path} is not empty, it has {there[0]}: restore into another directory")
+        backups.restore_file(file.absolute(), place.database)

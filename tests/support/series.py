@@ -16,6 +16,7 @@ from infra.server.store.commands import Records
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from infra.server.refusals import Refused
     from infra.server.store.series import Series
     from infra.server.store.sessions import Session
     from infra.server.store.store import Store
@@ -94,7 +95,7 @@ class Run:
         name: str = "m",
         metadata: Mapping[str, str] | None = None,
         message_ids: Sequence[str] | None = None,
-    ) -> dict[int, object]:
+    ) -> dict[int, Refused]:
         """Write points of one series in one batch; return the refusals."""
         steps, times, values = zip(*rows, strict=True)
         records = Records(
@@ -107,7 +108,7 @@ class Run:
         )
         return self.apply(records, session=session)
 
-    def apply(self, records: Records, *, session: int = 0) -> dict[int, object]:
+    def apply(self, records: Records, *, session: int = 0) -> dict[int, Refused]:
         """Apply columns as one batch; return the refusals."""
         refused, _ = self.store.write_now(
             lambda connection: self.store.ingest.apply_columns(

@@ -1,5 +1,6 @@
 """Every route of the application, asked by everybody who may not: taken from the application itself."""
 
+import contextlib
 import re
 import uuid
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from infra.server.api.context import GuardedRoute
 from infra.server.store import access, people, sessions, sign_in
 from infra.server.store.access import ROLES
 from infra.server.store.store import Store
+from tests.support.databases import KINDS
 from tests.support.served_app import served
 
 OPEN = {
@@ -84,6 +86,7 @@ EVENTS = [
     ("query.catalog", {"experimentId": "{experiment_id}"}),
     ("query.annotations", {"experimentId": "{experiment_id}"}),
 ]
+NONSENSE = ["nothing", "%00", "%ED%A0%80", "..%2F..", "a" * 5000, "%F0%9F%94%91", "1 OR 1=1"]
 CHANGES = ["experiment.open", *dict.fromkeys(name for name, _ in EVENTS if "query" not in name)]
 
 
@@ -147,16 +150,23 @@ class World:
         return {"authorization": f"Bearer {self.keys[name]}"}
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
+@pytest.fixture(scope="module", params=KINDS)
+def world(request, tmp_path_factory):
     now_ms = [1_700_000_000_000]
-    store = Store(tmp_path_factory.mktemp("security") / "metrics.sqlite3", clock_ms=lambda: now_ms[0])
-    app = create_app(store, keyless=False)
-    with served(app) as url, httpx.Client(base_url=url, timeout=30) as http:
+    with contextlib.ExitStack() as stack:
+        store = Store(
+            tmp_path_factory.mktemp("security") / "metrics.sqlite3"
+            if request.param == "sqlite"
+            else stack.enter_context(request.getfixturevalue("postgres").database()),
+            clock_ms=lambda: now_ms[0],
+        )
+        stack.callback(store.close)
+        app = create_app(store, keyless=False)
+        url = stack.enter_context(served(app))
+        http = stack.enter_context(httpx.Client(base_url=url, timeout=30))
         world = World(app, store, http, now_ms)
         _fill(world)
         yield world
-    store.close()
 
 
 def _fill(world):
@@ -394,6 +404,16 @@ def test_what_an_event_names_is_looked_for_in_ones_own_organisation_alone(world,
         replies.append(event(world, key, name, world.fill(data, every))["data"])
     assert blurred(replies[0], world.ids) == blurred(replies[1], missing)
     assert replies[0].get("status") == 404 or replies[0]["missingExperimentIds"]
+
+
+@pytest.mark.parametrize("value", NONSENSE)
+def test_an_id_of_any_characters_is_one_that_is_not_there(world, value):
+    ids = dict.fromkeys(world.ids, value)
+    for name, route in guarded(world).items():
+        if names_something(name) and route.permission != "ingest":
+            response = world.ask(name, ids, world.key("ours owner"))
+            known = response.status_code in {404, 422} or "experiment_not_found" in response.text
+            assert known, (name, response.status_code, response.text)
 
 
 def test_an_owner_of_the_organisation_gets_through_everywhere(world):

@@ -360,3 +360,38 @@ def test_a_database_in_which_text_would_not_survive_is_refused(postgres):
     postgres.run("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
     with pytest.raises(Unusable, match="must be encoded in UTF8, got LATIN1"):
         Store(postgres.url("latin"))
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("53100", "No space left on device"), ("57014", "statement timeout"), ("40P01", "deadlock detected")],
+)
+def test_what_ails_postgresql_itself_applies_nothing_and_is_unavailable(pg_store, state, words):
+    def fails(connection):
+        add("undone")(connection)
+        error = f"RAISE EXCEPTION '{words}' USING ERRCODE = '{state}'"
+        connection.exec_driver_sql(f"DO $$ BEGIN {error}; END $$")
+
+    with pytest.raises(StoreUnavailable, match=words):
+        pg_store.write_now(fails)
+    assert pg_store.write_now(add("next")) == "next"
+    assert names(pg_store) == ["next"]
+
+
+def test_a_file_that_became_read_only_is_unavailable_until_it_can_be_written_again(file_store):
+    """As when its disk is mounted read-only after an error; what is read meanwhile is read."""
+
+    def read_only(connection, value):
+        connection.exec_driver_sql(f"PRAGMA query_only = {value}")
+
+    file_store.write_now(add("a"))
+    file_store.write_now(lambda connection: read_only(connection, "ON"))
+    with pytest.raises(StoreUnavailable, match="readonly"):
+        file_store.write_now(add("b"))
+    assert names(file_store) == ["a"]
+    with file_store.database.writes.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.execute("PRAGMA query_only = OFF")
+    file_store.write_now(add("c"))
+    assert names(file_store) == ["a", "c"]

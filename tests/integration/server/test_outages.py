@@ -68,10 +68,10 @@ def test_two_servers_over_one_database_apply_what_either_is_sent_once_and_in_ord
         running_server(tmp_path / "second", database=url) as second,
     ):
         clients = [MetricsClient(server.url, first.key) for server in (first, second)]
-        runs = [clients[0].open(f"run-{n}") for n in range(6)]
+        runs = [clients[0].open(f"run-{n}") for n in range(4)]
 
         def send(run):
-            for step in range(0, 100, 5):
+            for step in range(0, 50, 5):
                 events = [run.metric("m", 1.0, one) for one in range(step, step + 5)]
                 for client in (clients[step % 2], clients[1 - step % 2]):
                     run.client = client
@@ -84,14 +84,14 @@ def test_two_servers_over_one_database_apply_what_either_is_sent_once_and_in_ord
             thread.join()
         for run in runs:
             for client in clients:
-                assert [step for step, _, _ in client.points(run.id)["m", ()]] == list(range(100))
+                assert [step for step, _, _ in client.points(run.id)["m", ()]] == list(range(50))
         for client in clients:
             client.close()
 
 
 def test_servers_that_start_at_once_over_an_empty_database_make_one_organisation(postgres, tmp_path):
     with postgres.database() as url:
-        servers = [MetricsServer(tmp_path / f"{n}" / "data", database=url) for n in range(3)]
+        servers = [MetricsServer(tmp_path / f"{n}" / "data", database=url) for n in range(2)]
         threads = []
         for server in servers:
             server.data.parent.mkdir()

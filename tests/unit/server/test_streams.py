@@ -1,10 +1,11 @@
 """Streams: every point once, in the order that is asked for."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.server.store import blocks, streams
+from infra.server.store import blocks, series, streams
 from infra.server.store.points import NO_STEP
 from infra.server.store.store import Store
 from infra.server.store.streams import Order, stream, stream_each
@@ -132,3 +133,21 @@ def test_an_empty_series_is_no_frames(store):
     empty = type(one)(one.id + 10_000, "m", {}, 0)
     assert list(stream(store.read_now, empty, Order())) == []
     assert list(stream_each(store.read_now, [empty], Order())) == []
+
+
+def test_every_database_keeps_the_same_points(address):
+    store = Store(address)
+    run = Run(store)
+    run.open()
+    values = [-0.0, 5e-324, -1.7976931348623157e308, 0.1]
+    rows = [(step, 2**53 - 1 - step, values[step % 4]) for step in range(200)]
+    for first in range(0, 200, 7):
+        run.write(rows[first : first + 7])
+    frames = list(stream(store.read_now, run.series(), Order()))
+    got = np.concatenate([frame.values for frame in frames])
+    assert got.tobytes() == np.array([value for _, _, value in rows]).tobytes()
+    assert rows_of(frames) == [(*row, run.sessions[0].id) for row in rows]
+    last = store.read_now(lambda connection: series.last_points(connection, run.experiment_id, limit=1))
+    assert (last[0]["step"], last[0]["value"]) == (199, 0.1)
+    assert len(store.read_now(lambda connection: blocks.layout(connection, run.series().id))) < 20
+    store.close()

@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-from infra.server.store import applied
 from infra.server.store.sessions import parse_message_id, parse_message_ids
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-    from sqlalchemy import Connection
-
     from infra.server.store.senders import Sender
 
 __all__ = ["Claim", "claim"]
+
+
+class Known(Protocol):
+    """Tells which of clients' random ids were applied before."""
+
+    def __call__(self, message_ids: Sequence[str], /) -> set[str]: ...
 
 
 class Senders(Protocol):
@@ -78,14 +81,14 @@ class Claim:
         return found[0] if len(set(found)) == 1 else found
 
 
-def claim(connection: Connection, experiment_id: int, sender: Senders, message_ids: Sequence[str]) -> Claim:
+def claim(known: Known, sender: Senders, message_ids: Sequence[str]) -> Claim:
     """Find out which of at least one point were not applied before; of two with one id the first."""
     own = parse_message_ids(message_ids)
     if own is not None:
         whose, numbers = sender(own[0]), own[1]
         if numbers[0] >= whose.marks.next and _ascend(numbers):
             return Claim(range(len(numbers)), (), (whose, numbers), all=True)
-    return _one_by_one(connection, experiment_id, sender, message_ids)
+    return _one_by_one(known, sender, message_ids)
 
 
 def _ascend(numbers: list[int]) -> bool:
@@ -95,12 +98,10 @@ def _ascend(numbers: list[int]) -> bool:
     return all(one < other for one, other in pairwise(numbers))
 
 
-def _one_by_one(
-    connection: Connection, experiment_id: int, sender: Senders, message_ids: Sequence[str]
-) -> Claim:
+def _one_by_one(known: Known, sender: Senders, message_ids: Sequence[str]) -> Claim:
     parsed = [parse_message_id(message_id) for message_id in message_ids]
     foreign = [message_id for message_id, own in zip(message_ids, parsed, strict=True) if own is None]
-    seen = applied.known(connection, experiment_id, foreign) if foreign else set()
+    seen = known(foreign) if foreign else set()
     places: list[int] = []
     owners: list[tuple[Sender, int] | None] = []
     for place, (message_id, own) in enumerate(zip(message_ids, parsed, strict=True)):

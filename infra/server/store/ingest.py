@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from infra.server.refusals import Refused
 from infra.server.store import annotations as annotation_rows
-from infra.server.store import applied, lifecycle, senders, sessions, sql
+from infra.server.store import lifecycle, senders, sessions, sql
+from infra.server.store.applied import Applied
 from infra.server.store.claims import Claim, claim
 from infra.server.store.commands import Annotate, Change, Other, Record, Records, annotation_uid
 from infra.server.store.counters import Counters
@@ -45,11 +46,13 @@ class Ingest:
 
     def __init__(self, counters: Counters | None = None) -> None:
         self.counters = Counters() if counters is None else counters
+        self.applied = Applied()
         self._live: OrderedDict[int, _Live] = OrderedDict()
 
     def forget(self) -> None:
         """Drop what is remembered: a transaction was rolled back, or something was deleted."""
         self._live.clear()
+        self.applied.forget()
 
     def apply(
         self, connection: Connection, session: Session, commands: Sequence[Command], *, now_ms: int
@@ -83,7 +86,8 @@ class Ingest:
 
         Returns the refusals of either by place; what has none was applied, now or before.
         """
-        batch = _Batch(connection, session, self._of(session.experiment_id), self.counters, now_ms)
+        live = self._of(session.experiment_id)
+        batch = _Batch(connection, session, live, self.applied, self.counters, now_ms)
         try:
             refused = batch.record(records) if len(records) else {}
             refused_others = batch.do(others) if others else {}
@@ -110,6 +114,7 @@ class _Batch:
     connection: Connection
     session: Session
     live: _Live
+    applied: Applied
     counters: Counters
     now_ms: int
     num_points: int = 0
@@ -121,7 +126,7 @@ class _Batch:
 
     def record(self, records: Records) -> dict[int, Refused]:
         """Store the points that were not stored before; return the refusals by place."""
-        claimed = claim(self.connection, self.session.experiment_id, self.sender, records.message_ids)
+        claimed = claim(self.known, self.sender, records.message_ids)
         self.counters.repeated += len(records) - len(claimed)
         refused = self._refused(records, claimed)
         if refused:
@@ -151,7 +156,7 @@ class _Batch:
     def do(self, others: Sequence[Other]) -> dict[int, Refused]:
         """Do what the rest of the batch says, in order; return the refusals by place."""
         foreign = [one.message_id for one in others if parse_message_id(one.message_id) is None]
-        known = applied.known(self.connection, self.session.experiment_id, foreign) if foreign else set()
+        known = self.known(foreign) if foreign else set()
         known.update(self.new_ids)
         refused = {}
         for place, one in enumerate(others):
@@ -192,6 +197,12 @@ class _Batch:
             self.ended = command.kind != "start"
         self.last_event_ms = max(self.last_event_ms, min(at_ms, self.now_ms))
 
+    def known(self, message_ids: Sequence[str]) -> set[str]:
+        """Return which of clients' random ids were applied before this batch."""
+        return self.applied.known(
+            self.connection, self.session.experiment_id, message_ids, now_ms=self.now_ms
+        )
+
     def sender(self, name: str) -> Sender:
         """Return one of our senders, whose marks this batch will change."""
         sender = self.live.senders.get(name)
@@ -224,7 +235,9 @@ class _Batch:
         for sender in self.senders.values():
             senders.save(self.connection, sender)
         if self.new_ids:
-            applied.remember(self.connection, self.session.experiment_id, self.new_ids, now_ms=self.now_ms)
+            self.applied.remember(
+                self.connection, self.session.experiment_id, self.new_ids, now_ms=self.now_ms
+            )
         self._touch()
 
     def _touch(self) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, delete, select, update
 from infra.server.store import sql
 from infra.server.store.schema import annotations as annotation_table
 from infra.server.store.schema import (
-    applied_ids,
+    applied_keys,
     experiments,
     ingestion_keys,
     lifecycle,
@@ -82,7 +82,8 @@ def _rest(connection: Connection, experiment_id: int) -> bool:
     for table in (annotation_table, lifecycle):
         if _deleted(connection, table, _some(table, table.c.experiment_id == experiment_id)):
             return True
-    if _ids(connection, experiment_id):
+    ids = select(applied_keys.c.id).where(applied_keys.c.experiment_id == experiment_id).limit(_BLOCKS)
+    if _deleted(connection, applied_keys, ids):
         return True
     holes = connection.execute(
         select(message_holes.c.session_id, message_holes.c.first)
@@ -96,15 +97,6 @@ def _rest(connection: Connection, experiment_id: int) -> bool:
         return True
     carried = sessions.c.opened_id.is_not(None)
     return any(_deleted(connection, sessions, _some(sessions, mine, *more)) for more in ((carried,), ()))
-
-
-def _ids(connection: Connection, experiment_id: int) -> bool:
-    of_experiment = applied_ids.c.experiment_id == experiment_id
-    found = connection.execute(select(applied_ids.c.message_id).where(of_experiment).limit(_ROWS)).scalars()
-    statement = "DELETE FROM applied_ids WHERE experiment_id = ? AND message_id = ?"
-    rows = [(experiment_id, message_id) for message_id in found]
-    sql.many(connection, statement, rows)
-    return bool(rows)
 
 
 def _some(table: Table, *which: ColumnElement[bool]) -> Select[*tuple[int]]:

@@ -25,7 +25,7 @@ from sqlalchemy.types import UserDefinedType
 __all__ = [
     "ExactDouble",
     "annotations",
-    "applied_ids",
+    "applied_keys",
     "experiments",
     "folders",
     "idempotency_keys",
@@ -221,14 +221,21 @@ message_holes = Table(
     sqlite_with_rowid=False,
 )
 
-# Ids of clients that draw them at random.
-applied_ids = Table(
-    "applied_ids",
+# Ids of clients that draw them at random, many to a row: a tree by their first bits (applied.py).
+# `generation` counts weeks; `page` is the filter of a row's keys, and stands before them, so that reading it
+# does not read them.
+applied_keys = Table(
+    "applied_keys",
     metadata,
-    Column("experiment_id", _Id, primary_key=True, autoincrement=False),
-    Column("message_id", Text, primary_key=True),
-    Column("applied_ms", BigInteger, nullable=False),
-    sqlite_with_rowid=False,
+    Column("id", _Id, primary_key=True),
+    Column("experiment_id", _Id, nullable=False),
+    Column("generation", BigInteger, nullable=False, index=True),
+    Column("depth", BigInteger, nullable=False),
+    Column("prefix", BigInteger, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("page", LargeBinary, nullable=False),
+    Column("keys", LargeBinary, nullable=False),
+    Index("ix_applied_keys_experiment_id_generation", "experiment_id", "generation"),
 )
 
 tokens = Table(
@@ -261,9 +268,9 @@ series = Table(
 )
 
 # Every copy of every step: the points of one series that arrived one after another, packed (codec.py), from
-# the `first`-th of the series on. Steps are -1 where there is none. A chunk, which no later point changes, has
-# a summary for charts; it stands before the points, so that reading it does not read them. No foreign keys:
-# this is the hot table.
+# the `first`-th of the series on. Steps are -1 where there is none. A chunk, which no later point changes,
+# has a summary for charts; it stands before the points, so that reading it does not read them. No foreign
+# keys: this is the hot table.
 point_blocks = Table(
     "point_blocks",
     metadata,

@@ -8,7 +8,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect
 
-from infra.server.store import access, database, series, sessions, sql
+from infra.server.store import access, applied, database, series, sessions, sql
+from infra.server.store.clock import now_ms
 from infra.server.store.database import Database, migrate
 from infra.server.store.schema import metadata
 from infra.server.store.store import Store
@@ -135,7 +136,7 @@ def test_every_row_of_the_previous_version_is_there_as_it_was(previous):
     migrate(previous)
     with previous.read() as connection:
         for name, rows in ROWS.items():
-            if name != "points":
+            if name not in {"points", "applied_ids"}:
                 for row in rows:
                     where = " AND ".join(f"{column} = ?" for column in list(row)[:2])
                     statement = f"SELECT {', '.join(row)} FROM {name} WHERE {where}"
@@ -152,6 +153,16 @@ def test_points_of_the_previous_version_are_there_bit_for_bit(previous):
     assert points.steps.tolist() == points.timestamps_ms.tolist() == [0, 1]
     assert [value.hex() for value in points.values.tolist()] == [(-0.0).hex(), (5e-324).hex()]
     assert points.sessions.tolist() == [2, 2]
+
+
+def test_ids_that_the_previous_version_applied_are_known(previous):
+    migrate(previous)
+    asked = [*(f"id {number}" for number in range(4)), "other"]
+    with previous.read() as connection:
+        for later_ms in (0, applied.GENERATION_MS):
+            known = applied.Applied().known(connection, 1, asked, now_ms=now_ms() + later_ms)
+            assert known == {"id 0", "id 1", "id 2"}
+        assert "applied_ids" not in inspect(connection).get_table_names()
 
 
 def test_the_schema_is_then_exactly_that_of_an_empty_start(previous):

@@ -15,6 +15,7 @@ def upgrade() -> None:
     _last_writer()
     _rest()
     _point_blocks()
+    _applied_keys()
 
 
 def _people_and_roles() -> None:
@@ -157,6 +158,30 @@ def _point_blocks() -> None:
     op.add_column("series", sa.Column("last_value", ExactDouble(), nullable=True))
     moved_points.move(op.get_bind())
     op.drop_table("points")
+
+
+def _applied_keys() -> None:
+    """Clients' random ids go together into rows. Each is known for as long as if it were applied now."""
+    from infra.server.store import applied, clock
+
+    op.create_table(
+        "applied_keys",
+        sa.Column("id", _id, nullable=False),
+        sa.Column("experiment_id", _id, nullable=False),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        sa.Column("depth", sa.BigInteger(), nullable=False),
+        sa.Column("prefix", sa.BigInteger(), nullable=False),
+        sa.Column("count", sa.BigInteger(), nullable=False),
+        sa.Column("page", sa.LargeBinary(), nullable=False),
+        sa.Column("keys", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_applied_keys"),
+    )
+    op.create_index("ix_applied_keys_generation", "applied_keys", ["generation"])
+    op.create_index(
+        "ix_applied_keys_experiment_id_generation", "applied_keys", ["experiment_id", "generation"]
+    )
+    applied.import_all(op.get_bind(), now_ms=clock.now_ms())
+    op.drop_table("applied_ids")
 
 
 def _last_writer() -> None:

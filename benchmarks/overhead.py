@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 COMPUTE, REST = 0, 1
 FILE = Path(__file__).with_name("overhead_experiment.py")
 DRAIN_S = 0.5
-# glibc gives freed memory back after a step and faults it in again in the next, or not, as it happens to lie in
-# each process: 300 to 900 faults a step, 3 to 5 % of its time, and fewer in ours, which holds more.
+# glibc gives freed memory back after a step and faults it in again in the next, or not, as it happens to lie
+# in each process: 300 to 900 faults a step, 3 to 5 % of its time, and fewer in ours, which holds more.
 SAME_FOR_ALL = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TOP_PAD_": str(64 << 20),

@@ -1,19 +1,21 @@
 """The one place that experiment files import from: `from sexpgpu import Experiment, Stage, metric, text`.
 
-The name is the command's, and no project's own: your `flows/` or `runtime/` folder and ours never meet.
-The standard modules (`data`, `digits`, `models`, `optim`, `text`) load when they are first asked for.
+The name is the command's, and no project's own: your `flows/` or `runtime/` folder and ours never meet. That
+is why the commands begin here, too: before anything else they import our packages from beside this file,
+whatever `PYTHONPATH` holds under the same names. `python -m sexpgpu MODULE ...` does so for a module of ours.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.experiment.model import Batch, Evaluation, Experiment, Loader, Reached, Stage
-from runtime.training.metrics import metric
-
 if TYPE_CHECKING:
+    from runtime.experiment.model import Batch, Evaluation, Experiment, Loader, Reached, Stage
     from runtime.std import data, digits, models, optim, text
+    from runtime.training.metrics import metric
 
 
 __all__ = [
@@ -32,7 +34,52 @@ __all__ = [
 ]
 
 
+def main() -> int:
+    """Run the command `sexpgpu` and return its exit code."""
+    _import_ours()
+    from runtime.cli.main import main as command
+
+    return command()
+
+
+def slugline() -> None:
+    """Run the command `slugline` and exit."""
+    _import_ours()
+    from flows.cli import main as command
+
+    command()
+
+
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'sexpgpu' has no attribute {name!r}")
+    _import_ours()
     if name in {"data", "digits", "models", "optim", "text"}:
         return import_module(f"runtime.std.{name}")
-    raise AttributeError(f"module 'sexpgpu' has no attribute {name!r}")
+    home = "runtime.training.metrics" if name == "metric" else "runtime.experiment.model"
+    return getattr(import_module(home), name)
+
+
+def _import_ours() -> None:
+    """Import our packages from the folder of this file; their modules are then found through them."""
+    here = str(Path(__file__).resolve().parent)
+    sys.path.insert(0, here)
+    try:
+        for package in ("flows", "infra", "runtime"):
+            import_module(package)
+    finally:
+        sys.path.remove(here)
+
+
+def _run_module() -> None:
+    if len(sys.argv) < 2 or "." not in sys.argv[1]:
+        sys.exit("python -m sexpgpu takes a module, such as flows.rescue; the command is `sexpgpu`")
+    _import_ours()
+    import runpy
+
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _run_module()

@@ -59,12 +59,13 @@ def job_template(env: Mapping[str, str]) -> dict[str, Any]:
 
     A flow process does not share its worker's output (`stream_output`): what it logs reaches the server all
     the same, and a worker that dies would else take it along. Its `command` starts it without Prefect's
-    search for a workspace, which our deployment has none of: 3.6 s instead of 6.9 from pending to running.
+    search for a workspace, which our deployment has none of: 3.6 s instead of 6.9 from pending to running;
+    and through `sexpgpu`, so that a `PYTHONPATH` with a `flows` of its own does not keep it from starting.
     """
     template = copy.deepcopy(ProcessWorker.get_default_base_job_template())
     properties = template["variables"]["properties"]
     properties["stream_output"]["default"] = False
-    properties["command"]["default"] = f"{sys.executable} -P -m prefect.engine"
+    properties["command"]["default"] = f"{sys.executable} -P -m sexpgpu prefect.engine"
     properties["env"]["default"] = dict(env)
     return template
 

@@ -144,7 +144,7 @@ def sexpgpu_command(
     if parameters.precision is not None:
         knobs["precision"] = parameters.precision
     return [
-        # The script beside our interpreter: `-m` would put the working folder, and a `runtime/` in it, first.
+        # The script beside our interpreter: the working folder is no place to import from.
         str(Path(sys.executable).with_name("sexpgpu")),
         "run",
         str(experiment),

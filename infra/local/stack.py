@@ -144,7 +144,7 @@ def _deploy(directory: DataDirectory, environ: Mapping[str, str]) -> None:
     log = directory.log("deploy")
     with log.open("wb") as output:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "flows.deploy", "--pool", POOL],
+            [sys.executable, "-P", "-m", "sexpgpu", "flows.deploy", "--pool", POOL],
             env=service_environment(directory, environ),
             cwd=directory.path,
             stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import torch
 from flows.processes import host_name
 from tests.support.flow_scenarios import STEPS, Outcome, Scenarios, in_thread
 from tests.support.prefect_stack import PrefectStack, prefect_stack
+from tests.support.shadows import shadows
 from tests.support.tables import rows_of
 from tests.support.waiting import free_port, wait_until
 
@@ -53,8 +54,9 @@ TABLE = {row[0]: row[1:] for row in rows_of(DOCS, "what happens")}
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[PrefectStack]:
-    with prefect_stack() as stack:
+def stack(tmp_path_factory) -> Iterator[PrefectStack]:
+    # Flow processes, trainers and rescue start where a PYTHONPATH shadows our packages, too.
+    with prefect_stack(PYTHONPATH=shadows(tmp_path_factory.mktemp("lib"))) as stack:
         stack.deploy()
         stack.start_worker("w1")
         stack.start_rescue()

@@ -49,7 +49,7 @@ class Summary:
     """The line that `--json` prints. `checkpoint` and `url` are null where there is none.
 
     `status` is `done`, `interrupted`, `failed` or `superseded`; `seconds` is the whole process's time so
-    far; `dropped` counts events that a target could not take.
+    far; `dropped` counts events that a target could not take, `unsent` those that Metrics has not taken yet.
     """
 
     slug: str
@@ -62,6 +62,7 @@ class Summary:
     url: str | None
     seconds: float
     dropped: int
+    unsent: int
 
 
 class AttemptRun:
@@ -243,4 +244,5 @@ class AttemptRun:
             url=stream.url,
             seconds=round(seconds, 3),
             dropped=stream.num_dropped,
+            unsent=stream.unsent,
         )

@@ -147,7 +147,7 @@ def test_the_summary_says_how_the_attempt_went(small: SmallRun):
     assert said.pop("seconds") > 0
     assert said == {
         "slug": "small", "status": "interrupted", "attempt": 1, "first_step": 0, "last_step": 7, "steps": 12,
-        "checkpoint": path, "url": None, "dropped": 0,
+        "checkpoint": path, "url": None, "dropped": 0, "unsent": 0,
     }  # fmt: skip
     said_last = notes(small.events())
     assert said_last[-1] == f"checkpoint {path}"

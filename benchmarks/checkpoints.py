@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 TENSORS = 64
 SHARD_BYTES = 64 << 20
 RAW_WORKERS = 4
+SEND_BYTES = 256 << 10
+SERVER_MEMORY = "4GiB"  # with less, its garbage collector takes up to half of the machine, and not always
 SLUG = "benchmark"
 
 
@@ -233,7 +235,7 @@ def dcp_to_s3(bench: Bench) -> Callable[[], None]:
 
 
 class Body:
-    """A buffer as boto3 likes to send it, without a copy."""
+    """A buffer as boto3 likes to send it: without a copy, and in larger pieces than it asks for."""
 
     def __init__(self, view: memoryview) -> None:
         self.view, self.at = view, 0
@@ -242,7 +244,7 @@ class Body:
         return len(self.view)
 
     def read(self, size: int = -1) -> memoryview:
-        chunk = self.view[self.at :] if size < 0 else self.view[self.at : self.at + size]
+        chunk = self.view[self.at :] if size < 0 else self.view[self.at : self.at + max(size, SEND_BYTES)]
         self.at += len(chunk)
         return chunk
 
@@ -451,7 +453,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
     (folder / "ways").mkdir()
     try:
-        with running_server(folder / "s3") as server:
+        with running_server(folder / "s3", memory=SERVER_MEMORY) as server:
             bench = Bench(chosen.mib << 20, server, folder / "ways")
             saves, loads = saving(), loading()
             samples: dict[str, list[Sample]] = {name: [] for name in saves | loads}

@@ -41,9 +41,9 @@ class Prepared:
             torch.cuda.set_device(self.device)  # what a file makes on "cuda" lands on the right one
         self.experiment.model.to(self.device)
         self.precision = Precision(self.experiment.precision, self.device)
-        self.state = TrainingState(self.experiment, self.precision)
         self.position = Position()
         try:
+            self.state = TrainingState(self.experiment, self.precision)
             self.state.check()
         except ValueError as error:
             raise Rejected(f"{loaded.identity.entry}: {error}") from error

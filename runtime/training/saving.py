@@ -83,7 +83,10 @@ class RunCheckpoints:
         self.settle()
         while not self.offer(position):  # only the clearing up after the earlier save is left
             if self._interrupts.give_up.wait(0.01):
-                raise Unavailable(f"the checkpoint of step {position.step} is not stored: no time was left")
+                raise Unavailable(
+                    f"the checkpoint of step {position.step} is not stored: no time was left; give more with "
+                    "--notice"
+                )
         self._saver.wait(give_up=self._interrupts.give_up)
 
     def settle(self, *, timeout_s: float | None = None) -> None:

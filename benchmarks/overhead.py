@@ -1,8 +1,10 @@
 """What Slugline costs: everything on against the bare PyTorch loop of the same model, data and steps.
 
-Both live at once and take turns of 100 steps, so that a noisy machine meets both. Pinned, the compute of each
-has one core and everything else the other, as a GPU leaves the CPU free; a checkpoint to a local directory, a
-JSONL file and the Metrics server are on. The last line is JSON: `slowdown`, `slowdown_s3`, `metric_us`.
+All live at once and take turns of 100 steps: ours between two bare loops, and what it takes is over the mean
+of theirs; how far those two are apart is what this machine cannot tell. Pinned, the compute of each has one
+core and everything else the other, as a GPU leaves the CPU free; a checkpoint to a local directory, a JSONL
+file and the Metrics server are on. The last line is JSON: `slowdown`, `slowdown_s3`, `metric_us`, and `floor`
+and `floor_s3`, the median distance of a bare loop from the other one.
 
     python benchmarks/overhead.py [--rounds 12]
 """
@@ -35,11 +37,20 @@ if TYPE_CHECKING:
 COMPUTE, REST = 0, 1
 FILE = Path(__file__).with_name("overhead_experiment.py")
 DRAIN_S = 0.5
+# glibc gives freed memory back after a step and faults it in again in the next, or not, as it happens to lie
+# in each process: 300 to 900 faults a step, 3 to 5 % of its time, and fewer in ours, which holds more.
+SAME_FOR_ALL = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}
 
 
 @dataclass
 class Turns:
-    """One of the two loops, let through its gate a block at a time."""
+    """One of the loops, let through its gate a block at a time."""
 
     process: subprocess.Popen[bytes]
     open_end: int
@@ -68,7 +79,7 @@ def turns(role: str, *arguments: str, pinned: bool, env: Mapping[str, str]) -> I
     """Start this script in a role; at the end it is killed, since its last block has been timed."""
     gate_reader, open_end = os.pipe()
     told_end, gate_writer = os.pipe()
-    variables = {"OVERHEAD_GATE": f"{gate_reader},{gate_writer}", "OMP_NUM_THREADS": "1", **env}
+    variables = {"OVERHEAD_GATE": f"{gate_reader},{gate_writer}", **SAME_FOR_ALL, **env}
     process = subprocess.Popen(
         [sys.executable, __file__, "--role", role, *(["--pinned"] if pinned else []), "--", *arguments],
         env=os.environ | variables,
@@ -88,8 +99,27 @@ def turns(role: str, *arguments: str, pinned: bool, env: Mapping[str, str]) -> I
         os.close(told_end)
 
 
-def compare(folder: Path, location: str, *, rounds: int, pinned: bool, env: Mapping[str, str]) -> list[float]:
-    """Ours over bare, minus one, for each round; the first round only warms up."""
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds of a block of each: a bare loop, ours, and another bare loop."""
+
+    bare: float
+    ours: float
+    bare_again: float
+
+    @property
+    def slower(self) -> float:
+        """Ours over what the bare loops took before and after it, minus one."""
+        return 2 * self.ours / (self.bare + self.bare_again) - 1
+
+    @property
+    def apart(self) -> float:
+        """The second bare loop over the first, minus one: nothing but noise."""
+        return self.bare_again / self.bare - 1
+
+
+def compare(folder: Path, location: str, *, rounds: int, pinned: bool, env: Mapping[str, str]) -> list[Round]:
+    """Let the three take turns; the first round only warms up."""
     from benchmarks.overhead_experiment import BLOCK
 
     steps = (rounds + 2) * BLOCK
@@ -97,25 +127,37 @@ def compare(folder: Path, location: str, *, rounds: int, pinned: bool, env: Mapp
         "run", str(FILE), "--slug", folder.name, "--steps", str(steps), "--location", location,
         "--metrics", f"jsonl:{folder / 'events.jsonl'}", "--metrics", "syvain",
     )  # fmt: skip
-    slower = []
+    measured = []
     with ExitStack() as stack:
-        bare_turns = stack.enter_context(turns("bare", pinned=pinned, env=env))
-        our_turns = stack.enter_context(turns("ours", *ours, pinned=pinned, env=env))
-        bare_turns.arrived()
-        our_turns.arrived()
-        print(f"{'round':>5} {'bare ms/step':>13} {'ours ms/step':>13} {'slower %':>9}")
+        bare, bare_again = (stack.enter_context(turns("bare", pinned=pinned, env=env)) for _ in range(2))
+        our = stack.enter_context(turns("ours", *ours, pinned=pinned, env=env))
+        for one in (bare, bare_again, our):
+            one.arrived()
+        print(
+            f"{'round':>5} {'bare ms/step':>13} {'ours':>8} {'bare again':>11} {'slower %':>9} {'apart %':>8}"
+        )
         for number in range(rounds + 1):
-            seconds = {}
-            for one in (bare_turns, our_turns) if number % 2 else (our_turns, bare_turns):
-                seconds[id(one)] = one.block()
-                time.sleep(DRAIN_S)  # what ours left to do in the background must not slow the bare loop down
-            bare, our = seconds[id(bare_turns)], seconds[id(our_turns)]
+            this = Round(*_in_order([bare, our, bare_again], backwards=bool(number % 2)))
             if number:
-                slower.append(our / bare - 1)
-                print(
-                    f"{number:>5} {10 * bare:>13.3f} {10 * our:>13.3f} {100 * slower[-1]:>9.2f}", flush=True
-                )
-    return slower
+                measured.append(this)
+                print(_line(number, this, 1000 / BLOCK), flush=True)
+    return measured
+
+
+def _in_order(loops: list[Turns], *, backwards: bool) -> list[float]:
+    """A block of each, ours always between the others; the seconds in the order of `loops`."""
+    seconds = []
+    for one in reversed(loops) if backwards else loops:
+        seconds.append(one.block())
+        time.sleep(DRAIN_S)  # what ours left to do in the background must not slow a bare loop down
+    return seconds[::-1] if backwards else seconds
+
+
+def _line(number: int, one: Round, ms: float) -> str:
+    return (
+        f"{number:>5} {ms * one.bare:>13.3f} {ms * one.ours:>8.3f} {ms * one.bare_again:>11.3f} "
+        f"{100 * one.slower:>9.2f} {100 * one.apart:>8.2f}"
+    )
 
 
 def be_bare() -> None:
@@ -225,9 +267,11 @@ def measure(rounds: int) -> None:
             print("nothing pinned, the S3 server on the same cores")
             to_s3 = compare(folder, "s3://overhead", rounds=rounds, pinned=False, env=env | s3.env())
     figures = {
-        "slowdown": round(statistics.median(local), 4),
-        "slowdown_s3": round(statistics.median(to_s3), 4),
+        "slowdown": round(statistics.median(one.slower for one in local), 4),
+        "slowdown_s3": round(statistics.median(one.slower for one in to_s3), 4),
         "metric_us": round(metric_us(), 3),
+        "floor": round(statistics.median(abs(one.apart) for one in local), 4),
+        "floor_s3": round(statistics.median(abs(one.apart) for one in to_s3), 4),
     }
     print(json.dumps(figures))
 

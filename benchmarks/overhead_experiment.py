@@ -1,7 +1,7 @@
-"""What `overhead.py` trains, both ways: a small language model, about 20 ms a step on one core.
+"""What `overhead.py` trains, both ways: a small language model, 20 to 40 ms a step on one core.
 
-A loader that is asked for the first batch of a block waits at a gate, so that the bare loop and ours take
-turns; how long the block before it took is told through the gate.
+A loader that is asked for the first batch of a block waits at a gate, so that the bare loops and ours
+take turns; how long the block before it took is told through the gate.
 """
 
 # ruff: noqa: D101, D102, N803, N806 - an experiment file; shapes: B batch, T time, V vocabulary

@@ -54,8 +54,10 @@ def assign(
     deployment = server.deployment_name(run.deployment_id) if run.deployment_id is not None else "train"
     slug = slug_of(run, parameters, deployment=deployment)
     parameters = parameters.pinned(slug=slug, location=parameters.location or _default(slug, environment))
-    holder = assigned_host(run) or (host if is_local(parameters) else None)
-    tags = {*run.tags, slug_tag(slug), *([HOST_TAG + holder] if holder is not None else [])}
+    # A run that was moved to a location which all reach is no longer bound to the host of its old one.
+    holder = (assigned_host(run) or host) if is_local(parameters) else None
+    others = (tag for tag in run.tags if not tag.startswith(HOST_TAG))
+    tags = {*others, slug_tag(slug), *([HOST_TAG + holder] if holder is not None else [])}
     wanted = {"name": slug, "tags": sorted(tags), "parameters": {"parameters": parameters.to_json()}}
     if (run.name, sorted(run.tags), run.parameters) != tuple(wanted.values()):
         server.update(run.id, **wanted)

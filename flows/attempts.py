@@ -100,7 +100,7 @@ class Attempt:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._trainer.wait(self.plan.notice_s)
             self._signal_group(signal.SIGKILL)
-            return self._trainer.wait(REAP_S)
+            return self._reap(self._trainer)
 
     def close(self) -> None:
         """End everything that is left. Safe to call twice."""
@@ -112,7 +112,7 @@ class Attempt:
                 self.stop()
             self._signal_group(signal.SIGKILL)
             if self._guard is not None:
-                self._guard.wait(REAP_S)
+                self._reap(self._guard)
                 self._guard = None
 
     def _start(self) -> None:
@@ -135,6 +135,14 @@ class Attempt:
                     stdout=summary,
                     stderr=log,
                 )
+
+    def _reap(self, killed: subprocess.Popen[bytes]) -> int:
+        """Return the wait status of a process that got SIGKILL; how it left its block matters more."""
+        try:
+            return killed.wait(REAP_S)
+        except subprocess.TimeoutExpired:
+            logger.exception("process %d got SIGKILL and stays: the kernel is not done with it", killed.pid)
+            return -signal.SIGKILL
 
     def _signal_group(self, number: signal.Signals) -> None:
         if self._guard is not None:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -262,21 +263,9 @@ def _knobs(given: list[str]) -> dict[str, str]:
 
 
 def _plain(run: "RunView") -> dict[str, Any]:
-    names = (
-        "slug",
-        "flow_run_id",
-        "state",
-        "message",
-        "location",
-        "scheduled",
-        "started",
-        "ended",
-        "page",
-        "live",
-    )
-    values = {name: getattr(run, name) for name in names}
     return {
-        name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in asdict(run).items()
     }
 
 

@@ -7,19 +7,18 @@ import copy
 import sys
 from typing import TYPE_CHECKING, Any
 
-import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.exceptions import PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
+from flows.server import prefect_client
 from flows.train import train
-from runtime.errors import RunError, Unavailable
+from runtime.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from prefect.client.orchestration import SyncPrefectClient
 
 __all__ = ["deploy", "main"]
 
@@ -32,26 +31,21 @@ def deploy(*, pool: str, name: str = "train", env: Mapping[str, str] | None = No
     What is there is brought up to date. `env` is given to every flow process, on top of its worker's.
 
     Raises:
+        Rejected: no server is set, or it refuses.
         Unavailable: the Prefect server cannot be reached.
     """
-    try:
-        with get_client(sync_client=True) as client:
-            template = job_template(env or {})
-            client.create_work_pool(
-                WorkPoolCreate(
-                    name=pool,
-                    type="process",
-                    base_job_template=template,
-                    description="Training runs of Slugline",
-                ),
-                overwrite=True,
-            )
-            return _create_deployment(client, pool=pool, name=name)
-    except (httpx.TransportError, PrefectHTTPStatusError) as error:
-        raise Unavailable(
-            f"the Prefect server at {PREFECT_API_URL.value()} does not answer: {error}. "
-            "Start it, then deploy again."
-        ) from error
+    with prefect_client() as client:
+        template = job_template(env or {})
+        client.create_work_pool(
+            WorkPoolCreate(
+                name=pool,
+                type="process",
+                base_job_template=template,
+                description="Training runs of Slugline",
+            ),
+            overwrite=True,
+        )
+        return _create_deployment(client, pool=pool, name=name)
 
 
 def job_template(env: Mapping[str, str]) -> dict[str, Any]:
@@ -59,12 +53,13 @@ def job_template(env: Mapping[str, str]) -> dict[str, Any]:
 
     A flow process does not share its worker's output (`stream_output`): what it logs reaches the server all
     the same, and a worker that dies would else take it along. Its `command` starts it without Prefect's
-    search for a workspace, which our deployment has none of: 3.6 s instead of 6.9 from pending to running.
+    search for a workspace, which our deployment has none of: 3.6 s instead of 6.9 from pending to running;
+    and through `sexpgpu`, so that a `PYTHONPATH` with a `flows` of its own does not keep it from starting.
     """
     template = copy.deepcopy(ProcessWorker.get_default_base_job_template())
     properties = template["variables"]["properties"]
     properties["stream_output"]["default"] = False
-    properties["command"]["default"] = f"{sys.executable} -P -m prefect.engine"
+    properties["command"]["default"] = f"{sys.executable} -P -m sexpgpu prefect.engine"
     properties["env"]["default"] = dict(env)
     return template
 

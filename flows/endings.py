@@ -14,6 +14,9 @@ __all__ = ["Action", "Decision", "Ended", "Ending", "Policy", "backoff_s", "clas
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 5.0, 300.0
 
+DELIVERIES = 5
+"""How often a run that is done is started again for the events that Metrics has not taken."""
+
 
 class Ending(StrEnum):
     """The kinds of ending that are told apart."""
@@ -25,6 +28,10 @@ class Ending(StrEnum):
     REJECTED = "rejected"
     UNAVAILABLE = "unavailable"
     SUPERSEDED = "superseded"
+
+
+UNCOUNTED = frozenset({Ending.UNAVAILABLE, Ending.SUPERSEDED})
+"""Endings that say nothing against the run."""
 
 
 class Action(StrEnum):
@@ -43,7 +50,8 @@ class Ended:
 
     `code` is the wait status as Python gives it (-9: killed by signal 9); unset: nobody saw the process end.
     `step` and `error` are what the run's `failed: <error>` annotation says; unset without one. `advanced`:
-    the newest checkpoint's step was higher at its end than at its start.
+    the newest checkpoint's step was higher at its end than at its start. `unsent` is how many events Metrics
+    had not taken when the run was done. `tries` counts the times in a row that it ended just so.
     """
 
     ending: Ending
@@ -51,6 +59,8 @@ class Ended:
     step: int | None = None
     error: str | None = None
     advanced: bool = False
+    unsent: int = 0
+    tries: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +93,11 @@ def classify(code: int | None) -> Ending:
 def decide(history: Sequence[Ended], policy: Policy) -> Decision:
     """Decide what follows the newest of `history`, the endings since a person last scheduled the run."""
     last = history[-1]
-    if (plain := _plain(last)) is not None:
-        return plain
-    counted = [ended for ended in history if ended.advanced or ended.ending is not Ending.UNAVAILABLE]
+    if last.ending is Ending.SUPERSEDED:
+        return Decision(Action.ABORT, "a newer attempt owns the run")
+    if (decided := _after_done(history) or _plain(last)) is not None:
+        return decided
+    counted = [ended for ended in history if ended.advanced or ended.ending not in UNCOUNTED]
     if len(stalled := _stalled(counted)) >= policy.no_progress:
         return Decision(
             Action.FAIL,
@@ -99,16 +111,26 @@ def decide(history: Sequence[Ended], policy: Policy) -> Decision:
 def _plain(last: Ended) -> Decision | None:
     """Return what follows endings that no budget has a say in; unset: it is another ending."""
     match last.ending:
-        case Ending.DONE:
-            return Decision(Action.COMPLETE, "done")
         case Ending.REJECTED:
             return Decision(Action.FAIL, f"rejected: {last.error or 'exit code 2'}")
         case Ending.UNAVAILABLE:
             return Decision(Action.WAIT, f"waiting: {last.error or 'exit code 75'}")
-        case Ending.SUPERSEDED:
-            return Decision(Action.ABORT, "a newer attempt owns the run")
         case _:
             return None
+
+
+def _after_done(history: Sequence[Ended]) -> Decision | None:
+    """Return what follows a run that is done, whatever became of its deliveries; unset: it is not done."""
+    done = [index for index, ended in enumerate(history) if ended.ending is Ending.DONE]
+    if not done:
+        return None
+    unsent = history[done[-1]].unsent
+    if not unsent:
+        return Decision(Action.COMPLETE, "done")
+    if sum(ended.tries for ended in history[done[0] :]) <= DELIVERIES:
+        return Decision(Action.WAIT, f"done, and {unsent} events are still to be delivered to Metrics")
+    lost = f"done, but Metrics has not taken {unsent} events"
+    return Decision(Action.COMPLETE, f"{lost}: schedule the run again to deliver them")
 
 
 def _stalled(counted: Sequence[Ended]) -> Sequence[Ended]:
@@ -152,7 +174,7 @@ def describe(ended: Ended) -> str:
     if code is None:
         return "lost with its flow process"
     if ended.ending is Ending.DONE:
-        return "done"
+        return "done" + (f", {ended.unsent} events not in Metrics" if ended.unsent else "")
     number = -code if code < 0 else code - 128
     if ended.ending is Ending.INTERRUPTED:
         how = "killed by" if code < 0 else "interrupted by"

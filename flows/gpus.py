@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.parameters import file_name
-from runtime.errors import Rejected
+from runtime.errors import Rejected, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -71,11 +71,12 @@ def lease(
 ) -> Iterator[Lease]:
     """Hold `count` GPUs of `host`, waiting until they are free; `on_wait` is told once that it waits.
 
-    Whoever waits first is served first: only the head of the queue gathers, and it keeps what it has
-    gathered, so that a run of four is not starved by runs of one, and no two runs wait for each other.
+    One run gathers at a time, and keeps what it has gathered, so that a run of four is not starved by runs
+    of one, and no two runs wait for each other.
 
     Raises:
         Rejected: the host has fewer.
+        Unavailable: the locks cannot be opened.
     """
     if count > len(host.gpus):
         raise Rejected(
@@ -126,10 +127,12 @@ def _gather(count: int, host: Host, held: contextlib.ExitStack, patience: _Patie
 
 def _lock(path: Path) -> int | None:
     """Return a descriptor that holds the lock; unset: another holds it."""
-    if not path.exists():
-        path.touch()
-    # Read-only: the file may be another user's, and Linux refuses O_CREAT on those in a shared folder.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with _named(path):
+        if not path.exists():
+            path.touch()
+            path.chmod(0o644)  # whatever the umask: others lock it, too
+        # Read-only: the file may be another user's, and Linux refuses O_CREAT on those in a shared folder.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -142,9 +145,21 @@ def _lock(path: Path) -> int | None:
 
 
 def _make_shared(folder: Path) -> None:
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o1777)  # every user of the host locks here
+    with _named(folder):
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o1777)  # every user of the host locks here
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            f"the GPU lock {path} cannot be opened ({error.strerror}): let every user of this host read it, "
+            "or set SLUGLINE_GPU_LOCKS to another folder."
+        ) from error
 
 
 def _installed() -> tuple[str, ...]:

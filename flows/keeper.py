@@ -48,11 +48,15 @@ def now_ms() -> int:
 
 @dataclass(kw_only=True)
 class Keeper:
-    """One flow process's care for one run. `say` puts a sentence on the run; `show` gets every new ledger."""
+    """One flow process's care for one run. `say` puts a sentence on the run; `show` gets every new ledger.
+
+    `asked` are the ids of the flow run's states since a person last scheduled it.
+    """
 
     slug: str
     store: Store
     owner: Owner
+    asked: frozenset[str]
     policy: Policy
     notice_s: float
     train: Trainer
@@ -74,32 +78,30 @@ class Keeper:
             return Decision(Action.ABORT, str(error))
 
     def _loop(self) -> Decision:
-        waits, first = 0, True
-        while True:
-            history = self._patiently(self._read).history()
-            if first:
-                if history and history[-1].ending is Ending.SUPERSEDED and (done := self._done_by_newer()):
-                    self._close(done)
-                    return done
-                # That another attempt was newer was the last owner's reason to leave, and is none of ours.
-                history = tuple(ended for ended in history if ended.ending is not Ending.SUPERSEDED)
-                first = False
-            if history:
-                decision = decide(history, self.policy)
-                match decision.action:
-                    case Action.WAIT:
-                        waits += 1
-                        self.say(f"{decision.reason}; next try in {backoff_s(waits):g} s")
-                        self.sleep(backoff_s(waits))
-                    case Action.RESUME:
-                        waits = 0
-                        self.say(decision.reason)
-                    case Action.ABORT:
-                        return decision
-                    case _:
-                        self._close(decision)
-                        return decision
+        waits, decision = 0, self._first()
+        while decision.action in (Action.WAIT, Action.RESUME):
+            if decision.action is Action.WAIT:
+                waits += 1
+                self.say(f"{decision.reason}; next try in {backoff_s(waits):g} s")
+                self.sleep(backoff_s(waits))
+            else:
+                waits = 0
+                if decision.reason:
+                    self.say(decision.reason)
             self._attempt()
+            decision = decide(self._patiently(self._read).history(), self.policy)
+        if decision.action is not Action.ABORT:
+            self._close(decision)
+        return decision
+
+    def _first(self) -> Decision:
+        """Decide what this flow process begins with: an attempt, with nothing to be said of the last ones."""
+        history = self._patiently(self._read).history()
+        if history and history[-1].ending is Ending.SUPERSEDED and (done := self._done_by_newer()):
+            return done
+        # That another attempt was newer was the last owner's reason to leave, and is none of ours.
+        history = tuple(ended for ended in history if ended.ending is not Ending.SUPERSEDED)
+        return decide(history, self.policy) if history else Decision(Action.RESUME, "")
 
     def _done_by_newer(self) -> Decision | None:
         """Say that the attempt for which the last owner left has done the run; unset: it has not."""
@@ -123,9 +125,12 @@ class Keeper:
                 self.say(f"attempt {entry.number} is still saving: waiting up to {limit_s:g} s")
             if not wait_gone(entry.trainer, alive=self.alive, timeout_s=limit_s):
                 logger.error("trainer %d of attempt %d does not end", entry.trainer.pid, entry.number)
-        self.show(self._patiently(lambda: self._file.change(lambda old: old.taken_by(self.owner))))
+        self.show(self._patiently(lambda: self._file.change(self._taken)))
         self._settle()
         return None
+
+    def _taken(self, old: Ledger) -> Ledger:
+        return old.taken_by(self.owner, asked=self.asked)
 
     def _settle(self) -> None:
         """Write down how an attempt ended whose flow process could not: as the run record says, else lost."""
@@ -166,6 +171,7 @@ class Keeper:
                     code=ended.code,
                     failed_step=ended.step,
                     error=ended.error,
+                    unsent=ended.unsent,
                 )
             )
 

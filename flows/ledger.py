@@ -19,7 +19,7 @@ from runtime.checkpoints.store import Conflict, Missing
 from runtime.errors import Rejected, RunError, Superseded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from runtime.checkpoints.store import Store
 
@@ -68,6 +68,7 @@ class Entry:
     code: int | None = None
     failed_step: int | None = None
     error: str | None = None
+    unsent: int = 0
     tries: int = 1
 
     def ended(self) -> Ended:
@@ -79,6 +80,8 @@ class Entry:
             step=self.failed_step,
             error=self.error,
             advanced=(self.end_step or 0) > self.start_step,
+            unsent=self.unsent,
+            tries=self.tries,
         )
 
 
@@ -131,9 +134,12 @@ class Ledger:
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and last.ended_ms is None else None
 
-    def taken_by(self, owner: Owner) -> Ledger:
-        """Return it under a new owner, in a new round if it was closed."""
-        if self.closed is None:
+    def taken_by(self, owner: Owner, *, asked: Collection[str]) -> Ledger:
+        """Return it under a new owner, and in a new round if a person asked for that.
+
+        `asked` are the ids of the Prefect states since then: the same round has the last owner's among them.
+        """
+        if self.closed is None and (self.owner is None or self.owner.state_id in asked):
             return replace(self, owner=owner)
         return replace(self, owner=owner, closed=None, round_start=len(self.attempts), rescue=None)
 

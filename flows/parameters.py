@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+from runtime.cli.request import check_location, check_target
 from runtime.errors import Rejected, Unavailable
+from runtime.events.limits import check_slug
 
 __all__ = ["MAX_NOTICE_S", "TrainParameters", "experiment_path", "file_name", "from_json"]
 
 MAX_NOTICE_S = 25.0
 """Prefect kills a cancelled run's process group 30 seconds after its SIGTERM."""
-
-MAX_SLUG_UNITS = 200
 
 MAX_FILE_NAME_BYTES = 200
 """File systems take 255, some endings included."""
@@ -142,12 +142,15 @@ def _check_text(parameters: TrainParameters) -> None:
         raise Rejected(
             f"experiment must be an absolute path, got {experiment!r}: workers have other working folders."
         )
-    if slug is not None and not 1 <= len(slug.encode("utf-16-le", "surrogatepass")) // 2 <= MAX_SLUG_UNITS:
-        raise Rejected(f"slug must have 1 to {MAX_SLUG_UNITS} characters, got {len(slug)}: shorten it.")
-    if parameters.location is not None and not _is_location(parameters.location):
-        raise Rejected(
-            f"location must be s3://bucket/prefix or an absolute path, got {parameters.location!r}."
-        )
+    if slug is not None:
+        try:
+            check_slug(slug)
+        except ValueError as error:
+            raise Rejected(f"slug: {error}.") from error
+    if parameters.location is not None:
+        _check_location(parameters.location)
+    for target in parameters.targets:
+        check_target(target, source="targets")
     if parameters.device not in (None, "cpu", "cuda"):
         raise Rejected(f"device must be cpu or cuda, got {parameters.device!r}.")
     for name, value in parameters.knobs.items():
@@ -161,8 +164,10 @@ def _check_knob(name: str, value: Scalar) -> None:
         raise Rejected(f"knob {name} must be text, a number, true, false or null, got {json.dumps(value)}.")
 
 
-def _is_location(text: str) -> bool:
-    return (text.startswith("s3://") and len(text) > len("s3://")) or Path(text).is_absolute()
+def _check_location(text: str) -> None:
+    if not text.startswith("s3://") and not Path(text).is_absolute():
+        raise Rejected(f"location must be s3://bucket/prefix or an absolute path, got {text!r}.")
+    check_location(text, source="location")
 
 
 def _check_numbers(parameters: TrainParameters) -> None:

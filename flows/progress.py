@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,10 @@ READ_BYTES = 1 << 20
 
 
 class Tail:
-    """The whole lines of a growing file, each once. A torn last line waits for its end."""
+    """The whole lines of a growing file, each once. A torn last line waits for its end.
+
+    A file that was removed and begun anew is read from its start.
+    """
 
     def __init__(self, path: Path, *, offset: int = 0) -> None:
         self.path, self.offset = path, offset
@@ -30,6 +34,8 @@ class Tail:
         except FileNotFoundError:
             return
         with file:
+            if file.seek(0, os.SEEK_END) < self.offset:
+                self.offset = 0
             file.seek(self.offset)
             rest = b""
             while block := file.read(READ_BYTES):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from prefect.settings import PREFECT_API_URL
+
 from flows.assignment import assigned_host, is_local
 from flows.endings import Action
 from flows.keeper import now_ms
@@ -25,10 +28,10 @@ from flows.ledger import LedgerFile, Rescue
 from flows.parameters import from_json
 from flows.processes import host_name, is_alive, is_running
 from flows.pulse import read_pulse
-from flows.server import AWAITING_RETRY, connect
+from flows.server import AWAITING_RETRY, connect, since_asked
 from runtime.checkpoints.location import open_store
 from runtime.checkpoints.record import read_record
-from runtime.errors import Rejected, RunError, Superseded, Unavailable
+from runtime.errors import RunError, Superseded, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,6 +90,10 @@ class Watched(Protocol):
         """See `Server.set_state`."""
         ...
 
+    def end_task_runs(self, flow_run_id: str, *, message: str) -> None:
+        """See `Server.end_task_runs`."""
+        ...
+
 
 @dataclass(slots=True)
 class _Sight:
@@ -99,10 +106,11 @@ class _Sight:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A run that needs us: `why` is said on it."""
+    """A run that needs us: `why` is said on it. `asked` are its states since a person last scheduled it."""
 
     run: FlowRun
     why: str
+    asked: Sequence[State]
     store: Store | None
     ledger: Ledger | None
 
@@ -129,6 +137,7 @@ class Rescuer:
         self._clock, self._alive, self._open_store = clock, alive, open_store
         self._sights: dict[str, _Sight] = {}
         self._told: set[tuple[str, str]] = set()
+        self._look_s = 0.0
 
     def look(self, server: Watched) -> list[str]:
         """Look once; return the ids of the flow runs that were acted on.
@@ -136,8 +145,11 @@ class Rescuer:
         Raises:
             Unavailable: the Prefect server cannot be reached.
         """
+        began = self._clock()
         runs = server.runs(states=WATCHED)
-        self._sights = {run.id: self._sights[run.id] for run in runs if run.id in self._sights}
+        ids = {run.id for run in runs}
+        self._sights = {run_id: sight for run_id, sight in self._sights.items() if run_id in ids}
+        self._told = {(run_id, what) for run_id, what in self._told if run_id in ids}
         acted = []
         for run in runs:
             try:
@@ -152,6 +164,7 @@ class Rescuer:
             except Exception:
                 # One odd run must not end what every other run relies on.
                 logger.exception("%s could not be looked at", run.name)
+        self._look_s = self._clock() - began
         return acted
 
     def _attend(self, server: Watched, run: FlowRun) -> bool:
@@ -161,16 +174,16 @@ class Rescuer:
         if is_local(parameters) and holder not in (None, self._host):
             self._tell(run, f"is on {holder}'s disk: only the rescue there can help it")
             return False
-        store = (
-            None if parameters.location is None else self._open_store(parameters.location, self._environment)
-        )
+        # One on a disk that no start has named yet may be on any: nothing is there to be read.
+        reachable = parameters.location is not None and (holder is not None or not is_local(parameters))
+        store = self._open_store(str(parameters.location), self._environment) if reachable else None
         slug = parameters.slug
         ledger = None if store is None or slug is None else LedgerFile(store, slug).read()
         why = self._dead(server, run, store, ledger)
         if why is None:
             return False
-        found = _Found(run=run, why=why, store=store, ledger=ledger)
-        return self._finish(server, found) or self._schedule(server, found, slug)
+        asked = since_asked(server.states(run.id))
+        return self._act(server, _Found(run=run, why=why, asked=asked, store=store, ledger=ledger))
 
     def _dead(self, server: Watched, run: FlowRun, store: Store | None, ledger: Ledger | None) -> str | None:
         """Say how we know that nobody looks after the run; unset: we do not."""
@@ -212,61 +225,46 @@ class Rescuer:
         if sight is None or sight.signs != signs:
             self._sights[run.id] = _Sight(signs, since=now, looked=now)
             return None
-        if now - sight.looked > 3 * self._settings.poll_s:
-            # We could not look: whoever lives has had no chance to be seen.
+        if now - sight.looked > 3 * (self._settings.poll_s + self._look_s):
+            # We could not look (a look at many runs takes its time): who lives had no chance to be seen.
             sight.since = max(sight.since, now - max(0.0, limit_s - BEAT_S))
         sight.looked = now
         if now - sight.since < limit_s:
             return None
         return f"{'not started' if pending else 'no sign of life'} for {now - sight.since:.0f} s"
 
-    def _finish(self, server: Watched, found: _Found) -> bool:
-        """Report what was decided but not reported: a cancellation, a last word in the ledger."""
-        run, ledger = found.run, found.ledger
-        assert run.state is not None
-        states = server.states(run.id)
-        starts = [index for index, state in enumerate(states) if state.type == "SCHEDULED"]
-        current = states[starts[-1] :] if starts else states
-        if any(state.type == "CANCELLING" for state in current):
-            return self._report(server, run, "CANCELLED", "Cancelled; its processes are gone.")
-        owner = ledger.owner if ledger is not None else None
-        mine = owner is not None and any(state.id == owner.state_id for state in current)
-        if mine and ledger is not None and ledger.closed is not None:
-            kind = "COMPLETED" if ledger.closed.action is Action.COMPLETE else "FAILED"
-            return self._report(server, run, kind, ledger.closed.reason)
-        crashes = sum(state.type == "CRASHED" for state in states)
-        if ledger is None and crashes >= IN_VAIN:
-            why = f"crashed {crashes} times before it could begin: {found.why}. Schedule it again to go on."
-            return self._report(server, run, "FAILED", why)
-        return False
-
-    def _report(self, server: Watched, run: FlowRun, kind: str, message: str) -> bool:
-        logger.warning("%s: %s (%s)", run.name, message, kind)
-        server.set_state(run.id, {"type": kind}, message=message, force=True)
-        return True
-
-    def _schedule(self, server: Watched, found: _Found, slug: str | None) -> bool:
+    def _act(self, server: Watched, found: _Found) -> bool:
+        """Report what was decided but not reported, or else schedule the run again; False: it has changed."""
         run = found.run
         assert run.state is not None
-        in_vain = 0
-        if found.store is not None and slug is not None:
-            in_vain = self._claim(LedgerFile(found.store, slug), run)
-            if in_vain >= IN_VAIN:
-                why = (
-                    f"crashed {in_vain} times before it could begin: {found.why}. Schedule it again to go on."
-                )
-                return self._report(server, run, "FAILED", why)
+        kind, message = _unreported(found) or self._again(found)
         now = server.run(run.id).state
         if now is None or now.id != run.state.id:
             return False
-        logger.warning("%s: %s: scheduling it again", run.name, found.why)
-        server.set_state(run.id, AWAITING_RETRY, message=f"Rescued: {found.why}")
+        logger.warning("%s: %s: %s", run.name, message, kind)
+        server.end_task_runs(run.id, message=f"Its flow process has ended: {found.why}")
+        if kind == "SCHEDULED":
+            server.set_state(run.id, AWAITING_RETRY, message=message)
+        else:
+            server.set_state(run.id, {"type": kind}, message=message, force=True)
         return True
 
-    def _claim(self, file: LedgerFile, run: FlowRun) -> int:
+    def _again(self, found: _Found) -> tuple[str, str]:
+        """Say that the run is scheduled again, or has failed when that was in vain too often."""
+        slug = found.run.train.get("slug")
+        if found.store is not None and slug is not None:
+            in_vain = self._claim(LedgerFile(found.store, slug), found)
+        else:
+            in_vain = sum(state.type == "CRASHED" for state in found.asked)
+        if in_vain >= IN_VAIN:
+            told = f"crashed {in_vain} times before it could begin: {found.why}"
+            return "FAILED", f"{told}. Schedule it again to go on."
+        return "SCHEDULED", f"Rescued: {found.why}"
+
+    def _claim(self, file: LedgerFile, found: _Found) -> int:
         """Be the one who schedules this state's successor; return how many rescues before were in vain."""
-        assert run.state is not None
-        state_id = run.state.id
+        assert found.run.state is not None
+        state_id, asked = found.run.state.id, {state.id for state in found.asked}
 
         def edit(ledger: Ledger) -> Ledger:
             last, token = ledger.rescue, ledger.owner.token if ledger.owner is not None else None
@@ -274,7 +272,8 @@ class Rescuer:
                 if last.by != self._host and now_ms() - last.at_ms < CLAIM_S * 1000:
                     raise _Taken
                 return replace(ledger, rescue=replace(last, by=self._host, at_ms=now_ms()))
-            in_vain = last.in_vain + 1 if last is not None and last.owner == token else 0
+            again = last is not None and last.owner == token and last.state_id in asked
+            in_vain = last.in_vain + 1 if last is not None and again else 0
             rescue = Rescue(state_id=state_id, by=self._host, at_ms=now_ms(), owner=token, in_vain=in_vain)
             return replace(ledger, rescue=rescue)
 
@@ -288,6 +287,21 @@ class Rescuer:
             logger.warning("%s %s", run.name, what)
 
 
+def _unreported(found: _Found) -> tuple[str, str] | None:
+    """Return the end that was decided and not reported, and its message: a cancellation, a last word."""
+    starts = [index for index, state in enumerate(found.asked) if state.type == "SCHEDULED"]
+    current = found.asked[starts[-1] :] if starts else found.asked
+    if any(state.type == "CANCELLING" for state in current):
+        return "CANCELLED", "Cancelled; its processes are gone."
+    ledger = found.ledger
+    if ledger is None or ledger.owner is None or ledger.closed is None:
+        return None
+    if all(state.id != ledger.owner.state_id for state in current):
+        return None
+    kind = "COMPLETED" if ledger.closed.action is Action.COMPLETE else "FAILED"
+    return kind, ledger.closed.reason
+
+
 def _left_to_newer(ledger: Ledger) -> bool:
     """Say whether the flow process left because a newer attempt, not of any flow, owned the run."""
     return bool(ledger.attempts) and ledger.attempts[-1].code == Superseded.exit_code
@@ -297,13 +311,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Look every `--poll-s` until SIGTERM or SIGINT; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m flows.rescue", description=__doc__)
     unset = Settings()
-    parser.add_argument("--poll-s", type=float, default=unset.poll_s, help="seconds between two looks (5)")
-    parser.add_argument(
-        "--quiet-s", type=float, default=unset.quiet_s, help="seconds without a sign of life (60)"
-    )
-    parser.add_argument(
-        "--pending-s", type=float, default=unset.pending_s, help="seconds to start a flow process (60)"
-    )
+    for flag, default, what in (
+        ("--poll-s", unset.poll_s, "seconds between two looks (5)"),
+        ("--quiet-s", unset.quiet_s, "seconds without a sign of life (60)"),
+        ("--pending-s", unset.pending_s, "seconds to start a flow process (60)"),
+    ):
+        parser.add_argument(flag, type=_seconds, default=default, metavar="SECONDS", help=what)
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -315,12 +328,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     settings = Settings(poll_s=options.poll_s, quiet_s=options.quiet_s, pending_s=options.pending_s)
-    try:
-        _watch(Rescuer(settings, os.environ), settings, stop)
-    except Rejected as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
+    if not PREFECT_API_URL.value():
+        parser.error("PREFECT_API_URL is not set: name the server's /api.")
+    _watch(Rescuer(settings, os.environ), settings, stop)
     return 0
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    return seconds
 
 
 def _watch(rescuer: Rescuer, settings: Settings, stop: threading.Event) -> None:
@@ -330,12 +348,10 @@ def _watch(rescuer: Rescuer, settings: Settings, stop: threading.Event) -> None:
             with connect(retries=0) as server:
                 rescuer.look(server)
             away = ""
-        except Unavailable as error:
+        except RunError as error:
             if str(error) != away:
                 away = str(error)
                 logger.warning("%s", error)
-        except Rejected:
-            raise
         except Exception:
             # One odd answer must not end what every other run relies on.
             logger.exception("this look failed; the next is in %g s", settings.poll_s)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
+from prefect.exceptions import ObjectNotFound
 
-from flows.server import FLOW
-from runtime.errors import Rejected, Unavailable
+from flows.server import FLOW, page_base, prefect_client
+from runtime.errors import Rejected
 
 if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
     from flows.parameters import TrainParameters
 
 __all__ = ["check_cron", "schedule_cron"]
@@ -49,15 +48,9 @@ def schedule_cron(parameters: TrainParameters, *, cron: str, template: str = f"{
     name = parameters.slug
     if not name or any(mark in name for mark in "/%&><"):
         raise Rejected(f"a schedule's slug must be set and hold none of / % & > <, got {name!r}")
-    try:
-        with get_client(sync_client=True) as client:
-            deployment_id = _create(client, template, name=name, cron=cron, parameters=parameters)
-    except (httpx.TransportError, PrefectHTTPStatusError) as error:
-        raise Unavailable(
-            f"the Prefect server at {PREFECT_API_URL.value()} does not answer: {error}"
-        ) from error
-    base = PREFECT_UI_URL.value() or str(PREFECT_API_URL.value()).removesuffix("/api")
-    return f"{base}/deployments/deployment/{deployment_id}"
+    with prefect_client() as client:
+        deployment_id = _create(client, template, name=name, cron=cron, parameters=parameters)
+    return f"{page_base()}/deployments/deployment/{deployment_id}"
 
 
 def _create(

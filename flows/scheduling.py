@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from flows.server import AWAITING_RETRY, FLOW, connect, slug_tag
+from flows.server import ASKED, AWAITING_RETRY, FLOW, connect, slug_tag
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _set_back(server: Server, slug: str, known: list[FlowRun], parameters: Train
         return _create(server, run.deployment_id, slug, values, key=key, tags=run.tags)
     if parameters is not None:
         server.update(run.id, parameters={"parameters": values}, tags=sorted({*run.tags, slug_tag(slug)}))
-    server.set_state(run.id, AWAITING_RETRY, message="Scheduled again by the user.")
+    server.set_state(run.id, AWAITING_RETRY, message=ASKED)
     return _view(server, server.run(run.id))
 
 
@@ -187,7 +187,7 @@ def _live(slug: str, state: State | None) -> Rejected:
 
 
 def _is_live(state: State | None) -> bool:
-    return state is None or not state.final or state.type == "CRASHED"
+    return state is None or state.live
 
 
 def _view(server: Server, run: FlowRun) -> RunView:

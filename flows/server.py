@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,11 +19,25 @@ from runtime.errors import Rejected, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["FLOW", "FlowRun", "Server", "State", "connect", "slug_tag"]
+__all__ = [
+    "ASKED",
+    "AWAITING_RETRY",
+    "FLOW",
+    "FlowRun",
+    "Server",
+    "State",
+    "connect",
+    "page_base",
+    "prefect_client",
+    "since_asked",
+    "slug_tag",
+]
 
 FLOW = "train"
 PAGE = 200
 AWAITING_RETRY = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+ASKED = "Scheduled again by the user."
+"""The message of a state with which a person sets a run back."""
 HEARTBEAT = "prefect.flow-run.heartbeat"
 
 T = TypeVar("T")
@@ -42,6 +57,11 @@ class State:
     def final(self) -> bool:
         """Whether Prefect itself will do nothing more."""
         return self.type in ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+
+    @property
+    def live(self) -> bool:
+        """Whether Prefect or rescue will still do something: a crashed run is rescued."""
+        return not self.final or self.type == "CRASHED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,28 +91,57 @@ def slug_tag(slug: str) -> str:
     return f"slug:{slug}"
 
 
+def since_asked(states: Sequence[State]) -> list[State]:
+    """Return those of a run's states, oldest first, that came since a person last scheduled it.
+
+    What has ended for good is scheduled again by a person only; a run that crashed, by rescue too.
+    """
+    for index in range(len(states) - 1, -1, -1):
+        if states[index].message == ASKED:
+            return list(states[index:])
+        if not states[index].live:
+            return list(states[index + 1 :])
+    return list(states)
+
+
 @contextlib.contextmanager
 def connect(*, retries: int | None = None) -> Iterator[Server]:
     """Talk to the server of `PREFECT_API_URL`; `retries` unset: as often as Prefect's settings say.
 
     Raises:
-        Rejected: no server is set. Prefect would start one of its own, which no worker asks.
+        Rejected: no server is set.
     """
-    address = PREFECT_API_URL.value()
-    if not address:
+    updates = {} if retries is None else {PREFECT_CLIENT_MAX_RETRIES: retries}
+    with temporary_settings(updates), prefect_client() as client:
+        yield Server(client)
+
+
+@contextlib.contextmanager
+def prefect_client() -> Iterator[SyncPrefectClient]:
+    """Prefect's own client for what is easier said with it; its errors are ours.
+
+    Raises:
+        Rejected: no server is set (Prefect would start one of its own, which no worker asks), or it refuses.
+        Unavailable: the server cannot be reached, or is starting.
+    """
+    if not PREFECT_API_URL.value():
         raise Rejected(
             "PREFECT_API_URL is not set: start the local stack with `slugline up`, or name a server's /api."
         )
-    updates = {} if retries is None else {PREFECT_CLIENT_MAX_RETRIES: retries}
-    with temporary_settings(updates), get_client(sync_client=True) as client:
-        yield Server(client, address)
+    with _translated(), get_client(sync_client=True) as client:
+        yield client
+
+
+def page_base() -> str:
+    """Return the address of Prefect's pages."""
+    return PREFECT_UI_URL.value() or str(PREFECT_API_URL.value()).removesuffix("/api")
 
 
 class Server:
     """A connection. Every method raises `Unavailable` when the server cannot be reached or is starting."""
 
-    def __init__(self, client: SyncPrefectClient, address: str) -> None:
-        self._client, self._address = client, address
+    def __init__(self, client: SyncPrefectClient) -> None:
+        self._client = client
 
     def runs(
         self,
@@ -142,6 +191,16 @@ class Server:
         body = {"state": {**state, "message": message}, "force": force}
         reply = self._ask("POST", f"/flow_runs/{flow_run_id}/set_state", body, _StateReply)
         return reply.state
+
+    def end_task_runs(self, flow_run_id: str, *, message: str) -> None:
+        """Mark as Crashed what still seems to run of a flow process that is dead: nobody else ever would."""
+        body = {
+            "flow_runs": {"id": {"any_": [flow_run_id]}},
+            "task_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING"]}}},
+        }
+        state = {"type": "CRASHED", "message": message}
+        for task_run in self._ask("POST", "/task_runs/filter", body, list[_Id]):
+            self._send("POST", f"/task_runs/{task_run.id}/set_state", {"state": state, "force": True})
 
     def update(self, flow_run_id: str, **values: Any) -> None:
         """Replace a run's name, tags or parameters."""
@@ -227,32 +286,45 @@ class Server:
 
     def page(self, flow_run_id: str) -> str:
         """Return the address of the run's page in Prefect's UI."""
-        base = PREFECT_UI_URL.value() or self._address.removesuffix("/api")
-        return f"{base}/runs/flow-run/{flow_run_id}"
+        return f"{page_base()}/runs/flow-run/{flow_run_id}"
 
     def _ask(self, method: str, path: str, body: Any, kind: type[T]) -> T:
         return _decode(self._send(method, path, body).content, kind)
 
     def _send(self, method: Any, path: Any, body: Any) -> httpx.Response:
-        try:
+        with _translated():
             return self._client.request(method, path, json=body)
-        except PrefectHTTPStatusError as error:
-            if error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-                raise self._away(f"answered {error.response.status_code}") from error
-            raise _RefusedError(path, error.response) from error
-        except httpx.TransportError as error:
-            raise self._away(f"does not answer ({type(error).__name__})") from error
-
-    def _away(self, how: str) -> Unavailable:
-        return Unavailable(f"the Prefect server at {self._address} {how}: start it, or set PREFECT_API_URL.")
 
 
 class _RefusedError(Rejected):
     """A 4xx reply."""
 
-    def __init__(self, path: str, response: httpx.Response) -> None:
+    def __init__(self, response: httpx.Response) -> None:
         self.status = response.status_code
+        path = response.request.url.path
         super().__init__(f"Prefect refuses {path} with {response.status_code}: {response.text[:500]}")
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            raise _away(f"answered {error.response.status_code}") from error
+        raise _RefusedError(error.response) from error
+    except httpx.TransportError as error:
+        raise _away(f"does not answer ({type(error).__name__})") from error
+    except (json.JSONDecodeError, msgspec.MsgspecError) as error:
+        raise Rejected(
+            f"{PREFECT_API_URL.value()} does not answer like Prefect's API ({error}): "
+            "PREFECT_API_URL must be a server's address with /api."
+        ) from error
+
+
+def _away(how: str) -> Unavailable:
+    address = PREFECT_API_URL.value()
+    return Unavailable(f"the Prefect server at {address} {how}: start it, or set PREFECT_API_URL.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,4 +358,5 @@ class _Events:
 
 
 def _decode(content: bytes, kind: type[T]) -> T:
-    return msgspec.json.decode(content, type=kind)
+    with _translated():
+        return msgspec.json.decode(content, type=kind)

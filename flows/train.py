@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import time
@@ -29,23 +28,21 @@ from flows.parameters import TrainParameters  # noqa: TC001 - Prefect reads the 
 from flows.processes import host_name, this_process
 from flows.pulse import Upkeep
 from flows.report import Report
-from flows.server import AWAITING_RETRY, FlowRun, Server, connect
+from flows.server import AWAITING_RETRY, FlowRun, Server, connect, since_asked
 from flows.trainer import CommandOf, SexpgpuTrainer, sexpgpu_command, work_folder
 from runtime.checkpoints.location import open_store
-from runtime.errors import RunError
+from runtime.errors import Rejected, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flows.processes import ProcessId
 
-__all__ = ["keep_run", "train"]
+__all__ = ["keep_run", "shown_as_task", "train"]
 
 REPORT_S, PUBLISH_S, PULSE_S, WATCH_S = 1.0, 10.0, 15.0, 10.0
-LAST_WORDS_S = 3.0
+LAST_WORDS_S, HURRIED_WORDS_S = 20.0, 3.0
 HAND_BACK_S = 30.0
-
-Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 @flow(name="train", retries=0, persist_result=False)
@@ -66,35 +63,53 @@ def attempt(number: int, run: Callable[[], Ended]) -> State[Any]:  # noqa: ARG00
     return kind(name=ended.ending.capitalize(), message=describe(ended))
 
 
+def shown_as_task(number: int, run: Callable[[], Ended]) -> Ended:
+    """Run one attempt as a task of this flow; what it raises is raised here, too.
+
+    Prefect makes a state of an exception and returns that.
+    """
+    ended: list[Ended] = []
+    raised: list[Exception] = []
+
+    def kept() -> Ended:
+        try:
+            ended.append(run())
+        except Exception as error:
+            raised.append(error)
+            raise
+        return ended[0]
+
+    attempt(number, kept, return_state=True)
+    if raised:
+        raise raised[0]
+    return ended[0]
+
+
 def keep_run(parameters: TrainParameters, command: CommandOf) -> State[Any]:
     """Look after the flow run in which this is called; `command` makes an attempt's command line.
 
     Raises:
         Abort: another process looks after the run: no state is reported.
     """
-    log = get_run_logger()
+    try:
+        return _state(_care_for(parameters, command).keep())
+    except Rejected as error:
+        return Failed(message=str(error))
+    except RunError as error:
+        # No last word on the run: rescue schedules it again, and gives up when that was in vain too often.
+        return Crashed(message=str(error))
+
+
+def _care_for(parameters: TrainParameters, command: CommandOf) -> _Care:
     with connect() as server:
         run = server.run(str(flow_run.id))
-        try:
-            assignment = assign(server, run, parameters, environment=os.environ, host=host_name())
-        except RunError as error:
-            return Failed(message=str(error))
+        assignment = assign(server, run, parameters, environment=os.environ, host=host_name())
         if (first := _first_of(server, run, assignment)) is not None:
-            return Failed(message=f"{first.name} is live as flow run {first.id}: cancel that first.")
+            raise Rejected(f"{first.name} is live as flow run {first.id}: cancel that first.")
         if assignment.host not in (None, host_name()):
             _hand_back(server, run, assignment)
-    care = _Care(assignment.parameters, run, command, log)
-    try:
-        return _state(care.keep())
-    except RunError as error:
-        return Failed(message=str(error))
-    except TerminationSignal:
-        if care.ended_elsewhere is None:
-            raise
-        if care.ended_elsewhere == "CANCELLING":
-            with connect() as server:
-                server.set_state(run.id, {"type": "CANCELLED"}, message="Cancelled; its worker was gone.")
-        raise Abort(f"{care.slug} was ended elsewhere: {care.ended_elsewhere}") from None
+        asked = frozenset(state.id for state in since_asked(server.states(run.id)))
+    return _Care(assignment.parameters, run, asked, command)
 
 
 def _state(decision: Decision) -> State[Any]:
@@ -110,7 +125,7 @@ def _state(decision: Decision) -> State[Any]:
 def _first_of(server: Server, run: FlowRun, assignment: Assignment) -> FlowRun | None:
     """Return the older flow run that is live under the same slug; unset: there is none."""
     for other in server.runs(slug=assignment.parameters.slug):
-        live = other.state is None or not other.state.final
+        live = other.state is None or other.state.live
         if live and other.id != run.id and other.created < run.created:
             return other
     return None
@@ -128,12 +143,14 @@ def _hand_back(server: Server, run: FlowRun, assignment: Assignment) -> None:
 class _Care:
     """Everything that one flow process has in hand while it looks after one run."""
 
-    def __init__(self, parameters: TrainParameters, run: FlowRun, command: CommandOf, log: Log) -> None:
+    def __init__(
+        self, parameters: TrainParameters, run: FlowRun, asked: frozenset[str], command: CommandOf
+    ) -> None:
         assert parameters.slug is not None
         assert parameters.location is not None
         assert run.state is not None
-        self.slug, self._run, self._log = parameters.slug, run, log
-        self.ended_elsewhere: str | None = None
+        self._slug, self._run, self._log = parameters.slug, run, get_run_logger()
+        self._ended_elsewhere: str | None = None
         self._cancelling = 0
         folder = work_folder(parameters, os.environ)
         store = open_store(parameters.location, os.environ)
@@ -144,7 +161,9 @@ class _Care:
             state_id=run.state.id,
             since_ms=now_ms(),
         )
-        self._report = Report(slug=self.slug, flow_run_id=run.id, events=folder / "events.jsonl", log=log)
+        self._report = Report(
+            slug=self._slug, flow_run_id=run.id, events=folder / "events.jsonl", log=self._log
+        )
         self._upkeep = Upkeep(store, owner.token, progress=self._report.steps)
         self._trainer = SexpgpuTrainer(
             parameters=parameters,
@@ -155,9 +174,10 @@ class _Care:
             upkeep=self._upkeep,
         )
         self._keeper = Keeper(
-            slug=self.slug,
+            slug=self._slug,
             store=store,
             owner=owner,
+            asked=asked,
             policy=Policy(
                 interruptions=parameters.interruptions,
                 failures=parameters.failures,
@@ -170,26 +190,35 @@ class _Care:
         )
 
     def keep(self) -> Decision:
-        """Look after the run until its last word."""
-        with self._in_background():
-            try:
-                decision = self._keeper.keep()
-            except TerminationSignal:
-                self._report.say("stopped by a signal")
+        """Look after the run until its last word.
+
+        Raises:
+            Abort: somebody has ended the run, and no worker told this process.
+        """
+        try:
+            with self._in_background():
+                return self._keep()
+        except TerminationSignal:
+            if self._ended_elsewhere is None:
                 raise
-            say = self._report.note if decision.action is Action.COMPLETE else self._report.say
-            say(decision.reason)
-            return decision
+            if self._ended_elsewhere == "CANCELLING":
+                with connect() as server:
+                    cancelled = {"type": "CANCELLED"}
+                    server.set_state(self._run.id, cancelled, message="Cancelled; its worker was gone.")
+            raise Abort(f"{self._slug} was ended elsewhere: {self._ended_elsewhere}") from None
+
+    def _keep(self) -> Decision:
+        try:
+            decision = self._keeper.keep()
+        except TerminationSignal:
+            self._report.say("stopped by a signal")
+            raise
+        say = self._report.note if decision.action is Action.COMPLETE else self._report.say
+        say(decision.reason)
+        return decision
 
     def _as_task(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:
-        ended: list[Ended] = []
-
-        def run() -> Ended:
-            ended.append(self._trainer(number, started))
-            return ended[0]
-
-        attempt(number, run, return_state=True)
-        return ended[0]
+        return shown_as_task(number, lambda: self._trainer(number, started))
 
     def _show(self, ledger: Ledger) -> None:
         self._report.ledger = ledger
@@ -204,11 +233,15 @@ class _Care:
         ]
         for thread in threads:
             thread.start()
+        last_words_s = LAST_WORDS_S
         try:
             yield
+        except TerminationSignal:
+            last_words_s = HURRIED_WORDS_S
+            raise
         finally:
             self._upkeep.close()
-            deadline = time.monotonic() + LAST_WORDS_S
+            deadline = time.monotonic() + last_words_s
             for thread in threads:
                 thread.ask_to_stop()
             for thread in threads:
@@ -218,11 +251,11 @@ class _Care:
         """Notice a cancellation that no worker delivers any more: ours may be dead."""
         with connect(retries=0) as server:
             state = server.run(self._run.id).state
-            if state is None or self.ended_elsewhere is not None:
+            if state is None or self._ended_elsewhere is not None:
                 return
             self._cancelling = self._cancelling + 1 if state.type == "CANCELLING" else 0
             if state.type not in ("CANCELLED", "FAILED", "COMPLETED") and self._cancelling < 2:
                 return
-            self._log.warning("%s is %s and its worker did not say so: stopping", self.slug, state.name)
-            self.ended_elsewhere = state.type
+            self._log.warning("%s is %s and its worker did not say so: stopping", self._slug, state.name)
+            self._ended_elsewhere = state.type
         os.kill(os.getpid(), signal.SIGTERM)

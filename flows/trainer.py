@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -68,8 +68,11 @@ class SexpgpuTrainer:
                 code = self._run(plan, number, started)
         except (Rejected, Unavailable) as error:
             return Ended(ending=classify(error.exit_code), code=error.exit_code, error=str(error))
-        self.report.page = _page(plan.summary) or self.report.page
-        return self._ended(code, out_of_memory=oom_kills() > oom_before)
+        except OSError as error:
+            # A full disk, a folder that is gone: this host's trouble, not the run's.
+            return Ended(ending=Ending.UNAVAILABLE, code=75, error=f"not started on this host: {error}")
+        ended = self._ended(code, out_of_memory=oom_kills() > oom_before)
+        return replace(ended, unsent=_unsent(plan.summary)) if ended.ending is Ending.DONE else ended
 
     def _run(self, plan: Plan, number: int, started: Callable[[ProcessId | None], None]) -> int:
         # Leaving the block by whatever way stops the trainer, and leaves no process behind.
@@ -84,12 +87,18 @@ class SexpgpuTrainer:
             return 0
         return min(1, len(host.gpus)) if self.parameters.gpus is None else self.parameters.gpus
 
+    def _targets(self) -> tuple[str, ...]:
+        of_worker = self.environment.get("SLUGLINE_TARGETS", "").split()
+        return tuple(
+            dict.fromkeys([*of_worker, *self.parameters.targets])
+        )  # one that both name is meant once
+
     def _plan(self, experiment: Path, log: Path, number: int, leased: Lease) -> Plan:
         command = self.command(
             self.parameters,
             experiment=experiment,
             events=self.folder / "events.jsonl",
-            targets=(*self.environment.get("SLUGLINE_TARGETS", "").split(), *self.parameters.targets),
+            targets=self._targets(),
             num_gpus=len(leased.gpus),
         )
         # What Prefect tells a flow process about itself is no business of its trainer.
@@ -117,11 +126,21 @@ class SexpgpuTrainer:
 
 
 def work_folder(parameters: TrainParameters, environment: Mapping[str, str]) -> Path:
-    """Return the run's folder on this host, made if need be."""
+    """Return the run's folder on this host, made if need be.
+
+    Raises:
+        Unavailable: it cannot be made.
+    """
     assert parameters.slug is not None
     base = parameters.work_dir or environment.get("SLUGLINE_WORK_DIR") or DEFAULT_WORK_DIR
-    folder = Path(base).expanduser() / file_name(parameters.slug)
-    folder.mkdir(parents=True, exist_ok=True)
+    # Whole: the trainer works in this folder, and is told of files in it.
+    folder = Path(base).expanduser().absolute() / file_name(parameters.slug)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(
+            f"the folder {folder} cannot be made on this host ({error.strerror}): set SLUGLINE_WORK_DIR."
+        ) from error
     return folder
 
 
@@ -144,7 +163,7 @@ def sexpgpu_command(
     if parameters.precision is not None:
         knobs["precision"] = parameters.precision
     return [
-        # The script beside our interpreter: `-m` would put the working folder, and a `runtime/` in it, first.
+        # The script beside our interpreter: the working folder is no place to import from.
         str(Path(sys.executable).with_name("sexpgpu")),
         "run",
         str(experiment),
@@ -155,13 +174,12 @@ def sexpgpu_command(
     ]
 
 
-def _page(summary: Path) -> str | None:
-    """Return the experiment's page that the trainer's summary names; unset: it has none, or was killed."""
+def _unsent(summary: Path) -> int:
+    """Return how many events Metrics had not taken, as the trainer's summary says; 0 without one."""
     try:
-        told = json.loads(summary.read_bytes().splitlines()[-1])
-    except (ValueError, IndexError):
-        return None
-    return told.get("url") if isinstance(told, dict) else None
+        return int(json.loads(summary.read_bytes().splitlines()[-1])["unsent"])
+    except (OSError, ValueError, IndexError, KeyError, TypeError):
+        return 0
 
 
 def _knob_text(value: object) -> str:

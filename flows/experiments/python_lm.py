@@ -77,7 +77,9 @@ def experiment(knobs: Knobs) -> Experiment:
         learning_rate=rate,
         clip_norm=1.0,
         stages=[
-            Stage("short", windows(train, knobs.short_window), until=int(knobs.short_part * knobs.steps)),
+            Stage(
+                "short", windows(train, knobs.short_window), until=max(int(knobs.short_part * knobs.steps), 1)
+            ),
             Stage("long", windows(train, knobs.long_window)),
         ],
         evaluations=[

@@ -71,7 +71,9 @@ def client_environment(directory: DataDirectory, environ: Mapping[str, str]) -> 
         "AWS_REGION": "us-east-1",
         "AWS_SECRET_ACCESS_KEY": keys.s3_secret_key,
         "DO_NOT_TRACK": "1",
+        # Both: Python prefers the small one, Go the other.
         "NO_PROXY": _without_proxy(environ),
+        "no_proxy": _without_proxy(environ),
         "PREFECT_API_URL": prefect_url(ports) + "/api",
         "SYVAIN_METRICS_HOST": metrics_url(ports),
     }
@@ -121,5 +123,6 @@ def command_environment(directory: DataDirectory, environ: Mapping[str, str]) ->
 
 def _without_proxy(environ: Mapping[str, str]) -> str:
     """What the caller keeps away from its proxy, and this machine."""
-    hosts = [host for host in environ.get("NO_PROXY", environ.get("no_proxy", "")).split(",") if host]
+    given = [environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
+    hosts = [host.strip() for host in ",".join(given).split(",") if host.strip()]
     return ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))

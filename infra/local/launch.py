@@ -1,4 +1,4 @@
-"""`python -m infra.local.launch SERVICE`: become that service, with the stack's environment.
+"""`python -m sexpgpu infra.local.launch SERVICE`: become that service, with the stack's environment.
 
 The supervisor starts every service through this, so that no key stands in its configuration and a restart
 reads what is true now.

@@ -33,6 +33,19 @@ class Process:
         line = " ".join(self.command)
         return "prefect.engine" in line or "flow-run execute" in line
 
+    @property
+    def is_runner(self) -> bool:
+        """Whether it is what starts runs: the worker, or rescue."""
+        line = " ".join(self.command)
+        return "prefect worker" in line or "flows.rescue" in line
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is what runs need to save, or the supervisor: those go last."""
+        line = " ".join(self.command)
+        servers = ("weed mini", "prefect server", "infra.metrics.main server", "supervisor.supervisord")
+        return any(part in line for part in servers)
+
 
 def processes(directory: DataDirectory) -> list[Process]:
     """Every process that runs for this data directory, this one and its ancestors left out."""

@@ -72,7 +72,7 @@ def _prefect(directory: DataDirectory) -> list[str]:
 
 def _metrics(directory: DataDirectory) -> list[str]:
     return [
-        *_python("infra.metrics.main"),
+        *_ours("infra.metrics.main"),
         "server",
         "start",
         "--no-login",  # the stack gives its runs the key itself
@@ -89,12 +89,17 @@ def _worker(_: DataDirectory) -> list[str]:
 
 
 def _rescue(_: DataDirectory) -> list[str]:
-    return _python("flows.rescue")
+    return _ours("flows.rescue")
 
 
 def _python(module: str) -> list[str]:
     # -P: the directory in which a service runs is no place to import from.
     return [sys.executable, "-P", "-m", module]
+
+
+def _ours(module: str) -> list[str]:
+    # Through `sexpgpu`: a PYTHONPATH may hold folders of the same names, and trainers inherit it.
+    return [*_python("sexpgpu"), module]
 
 
 def _program(name: str) -> str:

@@ -144,7 +144,7 @@ def _deploy(directory: DataDirectory, environ: Mapping[str, str]) -> None:
     log = directory.log("deploy")
     with log.open("wb") as output:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "flows.deploy", "--pool", POOL],
+            [sys.executable, "-P", "-m", "sexpgpu", "flows.deploy", "--pool", POOL],
             env=service_environment(directory, environ),
             cwd=directory.path,
             stdin=subprocess.DEVNULL,
@@ -188,6 +188,9 @@ def _stop(directory: DataDirectory, *, say: Say, save_timeout_s: float) -> int:
         # Nothing new may start: neither from the queue nor as a resume of what ends now.
         for service in reversed(RUNNERS):
             supervisor.stop_service(service.name)
+    else:
+        # As above; asked to end, the worker would kill its flow processes without a word.
+        send([process for process in processes(directory) if process.is_runner], signal.SIGKILL)
     killed = _stop_runs(directory, supervisor, say=say, timeout_s=save_timeout_s)
     if supervised:
         for service in reversed(SERVERS):
@@ -209,7 +212,7 @@ def _stop_runs(directory: DataDirectory, supervisor: Supervisor, *, say: Say, ti
     def runs() -> list[Process]:
         kept = {state.pid for state in supervisor.states().values()} | {supervisor.pid()}
         return [
-            process for process in processes(directory) if process.pid not in kept and not _stands(process)
+            process for process in processes(directory) if process.pid not in kept and not process.is_server
         ]
 
     in_flight = runs()
@@ -224,13 +227,6 @@ def _stop_runs(directory: DataDirectory, supervisor: Supervisor, *, say: Say, ti
     left = runs()
     send(left, signal.SIGKILL)
     return len(left)
-
-
-def _stands(process: Process) -> bool:
-    """Whether it is one of the servers that runs need to save: they go last."""
-    line = " ".join(process.command)
-    servers = ("weed mini", "prefect server", "infra.metrics.main server", "supervisor.supervisord")
-    return any(part in line for part in servers)
 
 
 def _require_gone(directory: DataDirectory) -> None:

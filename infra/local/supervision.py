@@ -43,7 +43,7 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 # second more before each try, and is given up (FATAL) after `startretries`, a quarter of an hour.
 _PROGRAM = """
 [program:{name}]
-command={python} -P -m infra.local.launch {name}
+command={python} -P -m sexpgpu infra.local.launch {name}
 directory=%(here)s
 autostart=false
 autorestart=true

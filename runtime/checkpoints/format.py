@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from runtime.checkpoints.record import SegmentEntry  # noqa: TC001  (msgspec reads the annotation)
+from runtime.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -94,6 +95,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     whole: dict[str, Whole]
     segments: tuple[SegmentEntry, ...]
     data: dict[str, Any]
+
+
+class _Format(msgspec.Struct):
+    """All that can be known of a manifest before its format is."""
+
+    format: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,12 +301,16 @@ def decode_manifest(data: bytes) -> Manifest:
     """Read a manifest.
 
     Raises:
-        Damaged: it is none, or of a format that this version does not read.
+        Damaged: it is none.
+        Rejected: it is of a newer format: whole, and nothing that an older version may pass over.
     """
     try:
-        raw = json.loads(data)
-        if isinstance(raw, dict) and raw.get("format") != FORMAT:
-            raise Damaged(f"the manifest has format {raw.get('format')!r}, this Slugline reads {FORMAT}")
-        return msgspec.convert(raw, Manifest)
-    except (ValueError, msgspec.ValidationError) as error:
+        manifest = msgspec.json.decode(data, type=_Format)
+        if manifest.format == FORMAT:
+            return msgspec.convert(json.loads(data), Manifest)
+    except (ValueError, msgspec.MsgspecError) as error:
         raise Damaged(f"the manifest is no JSON of ours: {error}") from error
+    raise Rejected(
+        f"a checkpoint has format {manifest.format}, this Slugline reads {FORMAT}: use a newer Slugline, or "
+        "give the step of an older checkpoint with --resume"
+    )

@@ -166,7 +166,8 @@ class Location:
 
     def _claimed(self, found: Found, session: str) -> RunRecord:
         before = found.record
-        gone = {entry.checkpoint.order for entry in found.refused} | {entry.order for entry in found.passed}
+        # By manifest: one attempt can have saved one step twice, and only one of the two be damaged.
+        gone = {entry.checkpoint.manifest for entry in found.refused} | {e.manifest for e in found.passed}
         return RunRecord(
             slug=found.slug,
             attempt=AttemptEntry(
@@ -176,7 +177,7 @@ class Location:
                 pid=os.getpid(),
                 started_ms=self._clock_ms(),
             ),
-            checkpoints=tuple(e for e in before.checkpoints if e.order not in gone) if before else (),
+            checkpoints=tuple(e for e in before.checkpoints if e.manifest not in gone) if before else (),
             refused=(before.refused if before else ()) + found.refused,
         )
 

@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 class Checkpoint:
     """A checkpoint whose every byte was verified. `tensors` are on the CPU and nobody else's.
 
-    They take as much memory as the run's state: `release` them once they are copied into it.
+    They are views of one buffer as large as the run's state: one that is kept keeps all of it.
     """
 
     step: int
@@ -46,10 +46,6 @@ class Checkpoint:
     entry: CheckpointEntry
     tensors: dict[str, torch.Tensor]
     data: Mapping[str, Any]
-
-    def release(self) -> None:
-        """Let the tensors go, and their memory with the last of them; all else stays."""
-        self.tensors.clear()
 
 
 def read_checkpoint(store: Store, entry: CheckpointEntry) -> Checkpoint:

@@ -192,7 +192,10 @@ def _owned(store: Store, session: str) -> tuple[RunRecord, str]:
     except Rejected as error:  # the user's mistake at a start; under a run it is the surroundings
         raise Unavailable(str(error)) from error
     if found is None:
-        raise Unavailable(f"{store.url}/{RECORD_KEY} is gone: something else deleted it while the run lived")
+        raise Unavailable(
+            f"{store.url}/{RECORD_KEY} is gone: something else deleted it while the run lived; "
+            f"rebuild it with `python -m runtime.checkpoints.rebuild {store.url}`"
+        )
     record, etag = found
     if record.attempt.session != session:
         raise Superseded(

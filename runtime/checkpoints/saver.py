@@ -113,6 +113,11 @@ class Saver:
         self._segments = {segment.name: segment for segment in (loaded.entry.segments if loaded else ())}
         self._unstored: dict[str, bytes] = {}
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the last save is still on its way: `save` would take nothing now."""
+        return self._save is not None and not self._save.tidied.is_set()
+
     def save(
         self,
         step: int,
@@ -131,7 +136,7 @@ class Saver:
             ValueError: a tensor or a value that no checkpoint can keep.
             Superseded: a newer attempt owns the run.
         """
-        if self._save is not None and not self._save.tidied.is_set():
+        if self.is_busy:
             return False
         text = encode_json(dict(data))
         layout, started_s = self._snapshots.take(tensors)

@@ -12,6 +12,7 @@ from runtime.experiment.model import Batch, Reached
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from runtime.checkpoints.reader import Checkpoint
     from runtime.cli.request import RunRequest
     from runtime.experiment.frontend import Loaded
     from runtime.experiment.model import Evaluation, Loader, Stage
@@ -23,32 +24,34 @@ def check(request: RunRequest, environ: Mapping[str, str]) -> str:
     """Do everything up to step 0 and return what `sexpgpu check` prints: a table, or JSON if asked.
 
     The file is loaded, its model made, batch 0 of every loader drawn; the targets are looked at as far as
-    that touches nothing, and the checkpoint that a run would go on from is read.
+    that touches nothing, and the checkpoint that a run would go on from is read and must fit.
 
     Raises:
         Rejected: a mistake in the file or in a flag, or a location where this run cannot go on.
         Unavailable: the location cannot be reached, or a file that the experiment reads is missing here.
     """
-    _check_places(request, environ)
+    checkpoint = _check_places(request, environ)
     from runtime.training.prepared import Prepared
 
     loaded = request.load()
-    Prepared(loaded)
+    Prepared(loaded).fit(checkpoint)
     drawn = _Drawn.of(loaded)
     if request.json:
         return json.dumps(loaded.identity.metadata(), ensure_ascii=False)
     return "\n".join(_table(loaded, drawn))
 
 
-def _check_places(request: RunRequest, environ: Mapping[str, str]) -> None:
+def _check_places(request: RunRequest, environ: Mapping[str, str]) -> Checkpoint | None:
+    """Look at the targets, and return the checkpoint that a run would go on from."""
     from runtime.events.targets import parse_targets
 
     for target in parse_targets(request.metrics, environ, session="0" * 32, folder=request.folder):
         target.check()
-    if request.location is not None:
-        from runtime.checkpoints.location import open_location
+    if request.location is None:
+        return None
+    from runtime.checkpoints.location import open_location
 
-        open_location(request.location, environ).find(slug=request.slug, resume=request.resume)
+    return open_location(request.location, environ).find(slug=request.slug, resume=request.resume).checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from runtime.cli.arguments import parse_arguments
 from runtime.cli.request import read_request
@@ -29,14 +31,45 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `sexpgpu` with `argv` (unset: the process's own) and return its exit code."""
+    """Run `sexpgpu` with `argv` and return its exit code; `argv` unset: the process's own, ended by that."""
+    if argv is not None:
+        return _main(argv, is_process=False)
+    ending = _Ending()
+    ending.code = _main(sys.argv[1:], is_process=True)
+    return ending.code
+
+
+class _Ending:
+    """Ends the process when all else that was to be done at its exit has been.
+
+    The interpreter's own clearing up comes after that and takes a tenth of a second or more, with torch
+    loaded: a signal would meet no handler any more there, and replace the exit code.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        atexit.register(self._leave)  # before all others, which is to be called last
+
+    def _leave(self) -> None:
+        if self.code is not None:
+            _leave(self.code)
+
+
+def _leave(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
+def _main(argv: Sequence[str], *, is_process: bool) -> int:
     try:
-        given = parse_arguments(sys.argv[1:] if argv is None else argv)
+        given = parse_arguments(argv)
         _configure_logging(verbose=given.verbose)
         request = read_request(given, os.environ, now=datetime.now(UTC))
-        if argv is None:
+        if is_process:
             _fix_hash_seed()
-        return _check(request) if given.command == "check" else _run(request)
+        return _check(request) if given.command == "check" else _run(request, is_process=is_process)
     except (RunError, Interrupted) as error:
         log.debug("what was raised:", exc_info=error)
         _say(f"sexpgpu: {error}")
@@ -55,9 +88,10 @@ def _fix_hash_seed() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same program
 
 
-def _run(request: RunRequest) -> int:
+def _run(request: RunRequest, *, is_process: bool) -> int:
+    lifeline = lifeline_from(os.environ)
     # In force before torch is imported, which takes seconds.
-    with Interrupts(notice_s=request.notice_s, lifeline=lifeline_from(os.environ)) as interrupts:
+    with Interrupts(notice_s=request.notice_s, lifeline=lifeline, until_exit=is_process) as interrupts:
         from runtime.training.run import execute
 
         code = execute(request, interrupts)
@@ -79,9 +113,7 @@ def _end_without(threads: Sequence[str], code: int) -> None:
     """End the process where Python would wait for `threads` for ever, and a GPU with it."""
     if threads:
         log.warning("ending without threads of the file that do not end: %s", ", ".join(threads))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _leave(code)
 
 
 def _check(request: RunRequest) -> int:

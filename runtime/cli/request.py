@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from runtime.experiment.frontend import Loaded
 
-__all__ = ["DEFAULT_NOTICE_S", "RunRequest", "read_request"]
+__all__ = ["DEFAULT_NOTICE_S", "RunRequest", "check_location", "check_target", "read_request"]
 
 DEFAULT_NOTICE_S = 20.0
 """Under the 30 seconds that Prefect gives a run that it cancels."""
@@ -153,12 +153,25 @@ def _slug(text: str | None, file: Path, now: datetime) -> str:
     return text
 
 
-def _location(text: str | None) -> str | None:
-    if text is not None and "://" in text:
+def check_location(text: str, *, source: str) -> None:
+    """Refuse what names neither a path nor a bucket; `source` is what the user wrote it as."""
+    if "://" in text:
         scheme, _, rest = text.partition("://")
         bucket, _, prefix = rest.partition("/")
         if scheme != "s3" or not BUCKET.fullmatch(bucket) or "//" in prefix:
-            raise Rejected(f"--location must be a path or s3://bucket/prefix, got {text!r}")
+            raise Rejected(f"{source} must be a path or s3://bucket/prefix, got {text!r}")
+
+
+def check_target(text: str, *, source: str) -> None:
+    """Refuse what names no kind of target; `source` is what the user wrote it as."""
+    kind, _, path = text.partition(":")
+    if text not in {"stdout", "syvain"} and not (kind == "jsonl" and path.strip() and "\0" not in path):
+        raise Rejected(f"{source} takes jsonl:PATH, stdout or syvain, got {text!a}")
+
+
+def _location(text: str | None) -> str | None:
+    if text is not None:
+        check_location(text, source="--location")
     return text
 
 
@@ -166,9 +179,7 @@ def _metrics(given: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...
     source = "--metrics" if given else "SEXPGPU_METRICS"
     targets = given or environ.get("SEXPGPU_METRICS", "").split()
     for target in targets:
-        kind, _, path = target.partition(":")
-        if target not in {"stdout", "syvain"} and not (kind == "jsonl" and path.strip() and "\0" not in path):
-            raise Rejected(f"{source} takes jsonl:PATH, stdout or syvain, got {target!a}")
+        check_target(target, source=source)
     return tuple(targets)
 
 

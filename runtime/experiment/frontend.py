@@ -103,6 +103,8 @@ def _make(
         experiment = function(knobs)
     with _Blame(modules, entry, around="experiment"):
         _check_experiment(experiment, knobs)
+        if "steps" not in values:
+            _check_stages(experiment)
     return experiment, {name: plain(getattr(knobs, name)) for name in names}
 
 
@@ -188,6 +190,16 @@ def _check_experiment(experiment: Any, knobs: Any) -> None:
                 raise Rejected(
                     f"learning_rate must return a finite number, at least 0, got {shown(rate)} at {step}"
                 )
+
+
+def _check_stages(experiment: Experiment) -> None:
+    """Refuse stages that the file's own steps never reach; who asks for fewer wants a short run."""
+    for stage in experiment.stages:
+        if isinstance(stage.until, int) and stage.until >= experiment.steps:
+            raise Rejected(
+                f"stage {stage.name!r} must end before the last step {experiment.steps}, got "
+                f"until={stage.until}: the stage after it would never train; derive it from the knob steps"
+            )
 
 
 def _seed(seed: int) -> None:

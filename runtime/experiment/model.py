@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -64,7 +65,7 @@ class Stateful(Protocol):
         """Return what is kept: JSON values and tensors, nested in dicts and lists."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Continue from what `state_dict` returned."""
         ...
 
@@ -97,8 +98,9 @@ class Reached:
 class Stage:
     """A part of the curriculum: which loader training draws from, and when it ends.
 
-    `until` is the step at whose boundary the next stage begins, or a condition on an evaluation.
-    Unset, the stage lasts to the end of the run; only the last stage may leave it unset, and must.
+    `until` is the step at whose boundary the next stage begins, or a condition on an evaluation. A run that
+    is asked for fewer steps never gets there. Unset, the stage lasts to the end of the run; only the last
+    stage may leave it unset, and must.
     """
 
     name: str
@@ -199,6 +201,7 @@ class Experiment:
         check_instance("model", self.model, nn.Module)
         check_callable("loss", self.loss, "(model, data) -> a scalar tensor")
         check_instance("optimizer", self.optimizer, optim.Optimizer)
+        _check_step(self.optimizer)
         if self.learning_rate is not None:
             check_callable("learning_rate", self.learning_rate, "(number of an update, from 0) -> its rate")
         check_instance("state", self.state, Mapping)
@@ -221,10 +224,10 @@ class Experiment:
                 )
             if isinstance(stage.until, Reached):
                 _check_reached(stage.name, stage.until, evaluations)
-            elif not reached < stage.until < self.steps:
+            elif stage.until <= reached:
                 raise Rejected(
-                    f"stage {stage.name!r} must end after step {reached} and before the last step "
-                    f"{self.steps}, got until={stage.until}: derive it from the knob steps"
+                    f"stage {stage.name!r} must end after step {reached}, where the one before it ends, got "
+                    f"until={stage.until}"
                 )
             else:
                 reached = stage.until
@@ -265,7 +268,24 @@ def _check_devices(model: nn.Module) -> None:
             raise Rejected(f"the model must be on the CPU, got {name} on {tensor.device}: --device moves it")
 
 
+def _check_step(optimizer: torch.optim.Optimizer) -> None:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise Rejected(
+            f"optimizer must take a step without a closure, got {type(optimizer).__name__}: it computes the "
+            "loss several times a step, which no run does; use another one"
+        )
+
+
 def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    from torch.nn.parameter import is_lazy
+
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise Rejected(
+                f"the model's parameter {name} has no shape yet: call the model once in experiment(), before "
+                "the optimizer is made"
+            )
     own = {id(parameter) for parameter in model.parameters()}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

@@ -43,14 +43,15 @@ def warmup_cosine(peak: float, *, warmup: int, steps: int, floor: float = 0.0) -
     """Return the rate of each update: up to `peak` over `warmup` updates, then down a cosine to `floor`.
 
     Update 0 has `peak / warmup`; the last one, `steps - 1`, has almost `floor`. Past `steps` it is `floor`.
+    A run of no more than `warmup` steps, as `--steps` may ask for one, sees only the way up.
 
     Raises:
-        Rejected: `warmup` is not from 0 to `steps`, or `floor` not from 0 to `peak`.
+        Rejected: `warmup` is below 0, or `floor` not from 0 to `peak`.
     """
-    if not 0 <= warmup <= steps or not 0 <= floor <= peak:
+    if warmup < 0 or not 0 <= floor <= peak:
         raise Rejected(
-            f"warmup_cosine needs 0 <= warmup <= steps and 0 <= floor <= peak, got warmup={warmup}, "
-            f"steps={steps}, floor={floor}, peak={peak}"
+            f"warmup_cosine needs warmup >= 0 and 0 <= floor <= peak, got warmup={warmup}, floor={floor}, "
+            f"peak={peak}"
         )
 
     def rate(step: int) -> float:

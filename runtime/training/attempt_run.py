@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ class Summary:
     """The line that `--json` prints. `checkpoint` and `url` are null where there is none.
 
     `status` is `done`, `interrupted`, `failed` or `superseded`; `seconds` is the whole process's time so
-    far; `dropped` counts events that a target could not take.
+    far; `dropped` counts events that a target could not take, `unsent` those that Metrics has not taken yet.
     """
 
     slug: str
@@ -62,6 +63,7 @@ class Summary:
     url: str | None
     seconds: float
     dropped: int
+    unsent: int
 
 
 class AttemptRun:
@@ -101,7 +103,8 @@ class AttemptRun:
         except BaseException as error:  # noqa: BLE001 - whatever the file raises is the run's end, an exit too
             status, code = self._failed(error)
         finally:
-            self._progress.close()
+            with suppress(OSError):  # nobody reads standard error any more: the end is written all the same
+                self._progress.close()
         return self._end(status, code, started)
 
     def _train(self) -> tuple[str, int]:
@@ -113,7 +116,8 @@ class AttemptRun:
         if self._checkpoint is not None:
             self._resume(self._checkpoint)
         loop = self._loop()
-        self._progress.started(self._position.step)
+        with suppress(OSError):
+            self._progress.started(self._position.step)
         if not loop.run():
             return self._interrupted()
         if self._checkpoints is not None:
@@ -213,11 +217,16 @@ class AttemptRun:
         longest = _CARRIED_FLUSH_S if status == "interrupted" and self._checkpoints else _FLUSH_S
         summary = self._stream.close(timeout_s=min(longest, self._interrupts.time_left_s()))
         if self._request.json:
-            line = self._summary(status, summary, time.monotonic() - started)
-            sys.stdout.write(json.dumps(asdict(line), ensure_ascii=False, separators=(",", ":")) + "\n")
-            sys.stdout.flush()
+            self._print(self._summary(status, summary, time.monotonic() - started))
         _log.info("%s: %s at step %d", self._request.slug, status, self._position.step)
         return code
+
+    def _print(self, summary: Summary) -> None:
+        try:
+            sys.stdout.write(json.dumps(asdict(summary), ensure_ascii=False, separators=(",", ":")) + "\n")
+            sys.stdout.flush()
+        except OSError as error:
+            _log.error("the summary could not be printed: %s", error)
 
     def _write_end(self, status: str, code: int) -> int:
         """Write into the record how the attempt ended; the events and the exit code stand without it."""
@@ -243,4 +252,5 @@ class AttemptRun:
             url=stream.url,
             seconds=round(seconds, 3),
             dropped=stream.num_dropped,
+            unsent=stream.unsent,
         )

@@ -55,7 +55,7 @@ class Evaluator:
                     raise
         if not finished:
             for name, state in kept.items():
-                self._experiment.state[name].load_state_dict(state)
+                self._experiment.state[name].load_state_dict(dict(state))
             _restore_buffers(buffers)  # a count of calls: the pass is made again, whole
             return None
         loss = collector.own("eval/loss")
@@ -86,27 +86,40 @@ class Evaluator:
 
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and afterwards into the mode that each had."""
+    """Put every module into evaluation mode, and afterwards into the mode that each had.
+
+    Both by `train`, which a module may have made its own: adapters merge their weights there, and part them.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
+        model.train(modes[0][1])
         for module, training in modes:
             module.training = training
 
 
-def _buffers(model: torch.nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]]:
-    """Where each buffer is, and a copy of it; a model may put another tensor into its place."""
+_Kept = tuple[dict[str, Any], str, "torch.Tensor | None", "torch.Tensor | None", int]
+
+
+def _buffers(model: torch.nn.Module) -> list[_Kept]:
+    """Where each buffer is, a copy and its version; a model may put another tensor into the place."""
     return [
-        (module._buffers, name, buffer, buffer.clone())  # noqa: SLF001 - torch has no other way to the place
+        (module._buffers, name, buffer, *_copied(buffer))  # noqa: SLF001 - torch has no other way to the place
         for module in model.modules()
         for name, buffer in module._buffers.items()  # noqa: SLF001
-        if buffer is not None
     ]
 
 
-def _restore_buffers(kept: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]]) -> None:
+def _copied(buffer: torch.Tensor | None) -> tuple[torch.Tensor | None, int]:
+    return (None, 0) if buffer is None else (buffer.clone(), buffer._version)  # noqa: SLF001
+
+
+def _restore_buffers(kept: list[_Kept]) -> None:
     with torch.no_grad():
-        for place, name, buffer, before in kept:
-            place[name] = buffer.copy_(before)
+        for place, name, buffer, before, version in kept:
+            place[name] = buffer
+            # Only what was changed in place: an expanded buffer, which nothing can change so, takes no copy.
+            if buffer is not None and before is not None and buffer._version != version:  # noqa: SLF001
+                buffer.copy_(before)

@@ -76,6 +76,9 @@ def lifeline_from(environment: Mapping[str, str]) -> int | None:
 class Interrupts:
     """The signals of one attempt, from before torch is imported to the end of the process.
 
+    `until_exit` keeps the handlers when the context ends: what the process ends with is decided then, and a
+    signal changes nothing of it. Unset, they are given back, unless a signal has come.
+
     `pending` is the first signal's number. `give_up` is set when nothing is to be waited for any more: by a
     second signal (half a second or more after the first), or when only the time to flush is left of the
     notice. `notice_s` counts from the first signal; when it is over the process ends where it stands.
@@ -86,6 +89,7 @@ class Interrupts:
         *,
         notice_s: float,
         lifeline: int | None = None,
+        until_exit: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pending: int | None = None
@@ -96,6 +100,7 @@ class Interrupts:
         """How the run has ended, once only flushing is left: a forced end then changes nothing of that."""
         self._notice_s = notice_s
         self._lifeline = lifeline
+        self._until_exit = until_exit
         self._lifeline_lost = False
         self._clock = clock
         self._asked_at = math.inf
@@ -124,7 +129,7 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the handlers back. After a signal they stay, and the bound too, until the process is gone.
+        """Give the handlers back. After a signal, or if asked to, they stay, and the bound too, to the exit.
 
         After a lost life line everything that this attempt started ends here, this process included.
         """
@@ -132,7 +137,9 @@ class Interrupts:
             sys.stdout.flush()
             sys.stderr.flush()
             self._kill_group()
-        if self.pending is not None:
+        if self.exit_code is None:
+            self.exit_code = getattr(error, "exit_code", None)
+        if self.pending is not None or self._until_exit:
             return
         self._restore()
         os.write(self._wakeup[1], b"\0")
@@ -250,7 +257,11 @@ class Interrupts:
         if not self._claimed:
             return f"interrupted by {name} before the run was claimed: nothing was touched\n"
         loses = self.loses_work and self.exit_code is None
-        lost = "steps since the last checkpoint are lost" if loses else "nothing is lost"
+        lost = (
+            "steps since the last checkpoint are lost"
+            if loses
+            else "all that a checkpoint should hold is held"
+        )
         return f"{name}: the notice of {self._notice_s:g} s is over, ending where the run stands; {lost}\n"
 
     def _kill_group(self) -> None:

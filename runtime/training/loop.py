@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,8 +11,9 @@ from runtime.experiment.model import Reached
 from runtime.training.position import Position, remaining
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from runtime.events.kinds import Point
     from runtime.events.stream import EventStream
     from runtime.experiment.model import Evaluation, Experiment
     from runtime.training.evaluation import Evaluator
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoints", "Loop"]
 
 _SIGNAL_EXPECTED_S = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 class Checkpoints(Protocol):
@@ -67,6 +72,7 @@ class Loop:
         self._checkpoints = checkpoints
         self._held_step = held_step
         self._is_due = False
+        self._loss_is_finite = True
 
     def run(self) -> bool:
         """Go on until the last boundary is done (True), or a signal interrupts at one (False).
@@ -153,11 +159,24 @@ class Loop:
     ) -> Callable[[], list[tuple[str, float, Mapping[str, str]]]]:
         def points() -> list[tuple[str, float, Mapping[str, str]]]:
             resolved = pending.points()
+            self._look_at_loss(step, resolved)
             with suppress(OSError):  # nobody reads standard error any more; the points must not go with it
                 self._progress.updated(step + 1, resolved)
             return resolved
 
         return points
+
+    def _look_at_loss(self, step: int, points: Sequence[Point]) -> None:
+        """Say once that the run is probably lost; on the stream's thread, where no device is waited for."""
+        loss = next((value for name, value, _ in points if name == "train/loss"), 0.0)
+        if self._loss_is_finite and not math.isfinite(loss):
+            self._loss_is_finite = False
+            _log.warning(
+                "train/loss is %s at step %d, and this is said once: training goes on, but a model seldom "
+                "recovers; lower the learning rate, set clip_norm, or look at the data of that step",
+                loss,
+                step,
+            )
 
 
 def _first_values(points: list[tuple[str, float, Mapping[str, str]]]) -> dict[str, float]:

@@ -46,10 +46,10 @@ def unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def _pack(name: str, value: Any, tensors: dict[str, torch.Tensor]) -> Json:
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):  # NumPy's float64 is a float too
+        return _pack_tensor(name, value, tensors)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        return _pack_tensor(name, value, tensors)
     if isinstance(value, list | tuple):
         items = [_pack(f"{name}.{index}", item, tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}

@@ -62,8 +62,17 @@ class Precision:
 
 def gradient_norm(parameters: Iterable[torch.nn.Parameter], *, clip: float | None) -> torch.Tensor:
     """The 2-norm of all gradients as they came; `clip` then shortens them to at most that length."""
-    with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in with_gradient if p.grad is not None])
+    dense, sparse = [], []
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            # The rows that it has, in its own memory: torch takes no norm of the whole.
+            parameter.grad = parameter.grad.coalesce()
+            sparse.append(parameter.grad.values())
+        elif parameter.grad is not None:
+            dense.append(parameter)
+    norm = torch.nn.utils.get_total_norm([*(p.grad for p in dense if p.grad is not None), *sparse])
     if clip is not None:
-        torch.nn.utils.clip_grads_with_norm_(with_gradient, clip, norm)
+        torch.nn.utils.clip_grads_with_norm_(dense, clip, norm)
+        for rows in sparse:
+            rows.mul_(torch.clamp(clip / (norm + 1e-6), max=1.0).to(rows.device))
     return norm

@@ -41,12 +41,15 @@ class Prepared:
             torch.cuda.set_device(self.device)  # what a file makes on "cuda" lands on the right one
         self.experiment.model.to(self.device)
         self.precision = Precision(self.experiment.precision, self.device)
-        self.state = TrainingState(self.experiment, self.precision)
         self.position = Position()
         try:
+            self.state = TrainingState(self.experiment, self.precision)
             self.state.check()
         except ValueError as error:
             raise Rejected(f"{loaded.identity.entry}: {error}") from error
+        except Exception as error:  # the state_dict of what the file has made
+            text = f"{type(error).__name__}: {error}"
+            raise Rejected(f"{loaded.identity.entry}: the state cannot be captured: {text}") from error
 
     def fit(self, checkpoint: Checkpoint | None) -> None:
         """Take over the place of `checkpoint`, whose state fits; unset, the run begins at step 0.

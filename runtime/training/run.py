@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, TypeVar
 
 from runtime.errors import Unavailable
 from runtime.events.targets import parse_targets
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runtime.checkpoints.attempt import Attempt
     from runtime.checkpoints.location import Location
     from runtime.cli.request import RunRequest
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["execute"]
 
 _CLAIM_TRIES = 20
+_LOOK_EVERY_S = 0.05
+
+Value = TypeVar("Value")
 
 _log = logging.getLogger(__name__)
 
@@ -88,8 +95,9 @@ def _claim(
     from runtime.checkpoints.record import Moved
 
     for _ in range(_CLAIM_TRIES):
-        found = location.find(slug=request.slug, resume=request.resume)
-        interrupts.check()
+        found = _unless_interrupted(
+            lambda: location.find(slug=request.slug, resume=request.resume), interrupts
+        )
         prepared.fit(found.checkpoint)
         try:
             return location.claim(found, session=session)
@@ -98,3 +106,24 @@ def _claim(
     raise Unavailable(
         f"{location.url} was claimed by others {_CLAIM_TRIES} times in a row: see what starts this slug"
     )
+
+
+def _unless_interrupted(work: Callable[[], Value], interrupts: Interrupts) -> Value:
+    """Do what changes nothing, on a thread of its own: a signal does not wait for gigabytes to be read.
+
+    Raises:
+        Interrupted: a signal came; the work may go on until the process ends.
+    """
+    future: Future[Value] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised by the caller's thread below
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="find", daemon=True).start()
+    while not wait([future], timeout=_LOOK_EVERY_S).done:
+        interrupts.check()
+    interrupts.check()
+    return future.result()

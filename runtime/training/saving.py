@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import Superseded, Unavailable
@@ -50,6 +51,7 @@ class RunCheckpoints:
         self._about = about
         self._published_step = attempt.started_from
         self._step = attempt.started_from
+        self._steps = threading.Lock()  # the training thread moves on while the saver's publishes
 
     def offer(self, position: Position) -> bool:
         """Take the state of this boundary, unless an earlier save is still in flight.
@@ -57,6 +59,8 @@ class RunCheckpoints:
         Raises:
             Superseded: a newer attempt owns the run.
         """
+        if self._saver.is_busy:  # seen before everything is captured for nothing, at every boundary till then
+            return False
         tensors, state = self._state.capture()
         data = {**position.as_data(self._experiment.stages, self._experiment.microbatches), **self._about}
         data["state"] = state
@@ -64,8 +68,9 @@ class RunCheckpoints:
 
     def moved_on(self, step: int) -> None:
         """Note that `step` updates are done. Raises `Superseded` like `offer`."""
-        self._step = step
-        self._interrupts.loses_work = step != self._published_step
+        with self._steps:
+            self._step = step
+            self._interrupts.loses_work = step != self._published_step
         self._attempt.check()
 
     def finish(self, position: Position) -> None:
@@ -78,7 +83,10 @@ class RunCheckpoints:
         self.settle()
         while not self.offer(position):  # only the clearing up after the earlier save is left
             if self._interrupts.give_up.wait(0.01):
-                raise Unavailable(f"the checkpoint of step {position.step} is not stored: no time was left")
+                raise Unavailable(
+                    f"the checkpoint of step {position.step} is not stored: no time was left; give more with "
+                    "--notice"
+                )
         self._saver.wait(give_up=self._interrupts.give_up)
 
     def settle(self, *, timeout_s: float | None = None) -> None:
@@ -109,9 +117,9 @@ class RunCheckpoints:
         return before
 
     def _on_published(self, published: Published) -> None:
-        self.newest, self._published_step = published.path, published.step
-        if self._step == published.step:
-            self._interrupts.loses_work = False
+        with self._steps:
+            self.newest, self._published_step = published.path, published.step
+            self._interrupts.loses_work = self._step != published.step
         self._stream.annotate(
             published.step,
             f"checkpoint {published.path}",

@@ -6,29 +6,35 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from runtime.checkpoints.format import encode_json, plan
 from runtime.errors import Rejected
+from runtime.training.optimizer import OptimizerState
 from runtime.training.packing import pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from runtime.experiment.model import Experiment
     from runtime.training.precision import Precision
 
 __all__ = ["TrainingState"]
 
+_READ_ONCE = ("model/", "buffers/", "optimizer.state.state")
+"""Tensors whose restoring copies them; all others are handed to code that may keep them as they are."""
+
 
 class TrainingState:
     """The parameters, buffers, optimiser, precision and what the loss keeps, of one experiment.
 
-    Made while the optimiser's options are still as the file set them: a resume compares these with the
-    file's of then, so that an option that was edited follows the file and all others the checkpoint.
+    Made while all of it is still as the file made it: a checkpoint says of what form each tensor was made,
+    which is how an edited file is told from a buffer that training has made, replaced or let grow.
     """
 
     def __init__(self, experiment: Experiment, precision: Precision) -> None:
         self._experiment = experiment
         self._precision = precision
-        self._options = _options(experiment.optimizer.param_groups)
+        self._optimizer = OptimizerState(experiment.optimizer, experiment.model)
+        self._made = dict(_forms(experiment.model))
 
     def check(self) -> None:
         """Refuse, before anything starts, what could not be saved later.
@@ -36,9 +42,11 @@ class TrainingState:
         Raises:
             ValueError: a value that no checkpoint can keep, or a trained tensor that is not the model's.
         """
-        self.capture()
+        tensors, data = self.capture()
+        plan(tensors)
+        encode_json(data)
         own = {id(tensor) for _, tensor in _model_tensors(self._experiment.model)}
-        trained = _parameters(self._experiment.optimizer)
+        trained = self._optimizer.parameters
         strangers = [tuple(parameter.shape) for parameter in trained if id(parameter) not in own]
         if strangers:
             raise ValueError(
@@ -53,13 +61,13 @@ class TrainingState:
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if self._experiment.optimizer.state:
             return size
-        return size + 2 * sum(p.numel() * p.element_size() for p in _parameters(self._experiment.optimizer))
+        return size + 2 * sum(p.numel() * p.element_size() for p in self._optimizer.parameters)
 
     def capture(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The state as it is now: tensors by name, not copied, and JSON that refers to them."""
         tensors = dict(_model_tensors(self._experiment.model))
-        tensors |= {f"buffers/{name}": buffer for name, buffer in _other_buffers(self._experiment.model)}
-        data: dict[str, Any] = {}
+        tensors |= dict(_other_buffers(self._experiment.model))
+        data: dict[str, Any] = {"made": self._made}
         for name, value in self._parts().items():
             data[name], found = pack(name, value)
             tensors |= found
@@ -71,17 +79,14 @@ class TrainingState:
         Raises:
             Rejected: a tensor of the model, or a group of the optimiser, is of another name, shape or kind.
         """
-        expected = {name: _form(tensor) for name, tensor in _model_tensors(self._experiment.model)}
-        found = {name: _form(tensor) for name, tensor in tensors.items() if name.startswith("model/")}
-        for name in sorted(expected.keys() | found.keys()):
-            here, there = expected.get(name, "missing"), found.get(name, "missing")
-            if here != there:
+        made: Mapping[str, str] = data["made"]
+        for name in sorted(made.keys() | self._made.keys()):
+            there, here = made.get(name, "missing"), self._made.get(name, "missing")
+            if here != there and name.startswith("model/"):
                 raise _misfit(source, name, there, here)
-        saved = unpack(data["optimizer"], tensors)["param_groups"]
-        optimizer = self._experiment.optimizer
-        here, there = _groups(_kind(optimizer), optimizer.param_groups), _groups(data["kind"], saved)
-        if here != there:
-            raise _misfit(source, "the optimiser", there, here)
+        misfit = self._optimizer.misfit(unpack(data["optimizer"], tensors))
+        if misfit:
+            raise _misfit(source, "the optimiser", *misfit)
         here, there = (
             ", ".join(sorted(names)) or "empty" for names in (self._experiment.state, _names(data))
         )
@@ -90,79 +95,71 @@ class TrainingState:
 
     def restore(self, tensors: Mapping[str, torch.Tensor], data: Mapping[str, Any]) -> None:
         """Make this experiment's state what `fit` accepted. Values keep their bits and their formats."""
-        self._restore_model(tensors, data)
-        tensors = self._owned(tensors)
-        options = unpack(data["options"], tensors)
-        self._restore_optimizer(unpack(data["optimizer"], tensors), options)
+        tensors = _owned(tensors)
+        self._restore_model(tensors, data["made"])
+        extra = unpack(data["extra"], tensors)
+        for name, module in self._experiment.model.named_modules():
+            if name in extra:
+                module.set_extra_state(extra[name])
+        self._optimizer.restore(unpack(data["optimizer"], tensors))
         self._precision.load_state_dict(unpack(data["precision"], tensors))
         for name, value in unpack(data["state"], tensors).items():
             self._experiment.state[name].load_state_dict(value)
 
     def _parts(self) -> dict[str, Any]:
         return {
-            "kind": _kind(self._experiment.optimizer),
             "extra": dict(_extra_state(self._experiment.model)),
-            "optimizer": self._experiment.optimizer.state_dict(),
-            "options": self._options,
+            "optimizer": self._optimizer.capture(),
             "precision": self._precision.state_dict(),
             "state": {name: part.state_dict() for name, part in self._experiment.state.items()},
         }
 
-    def _owned(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What is not the model's, in memory of its own where it would stay in the reader's one buffer."""
-        on_cpu = all(parameter.device.type == "cpu" for parameter in self._experiment.model.parameters())
-        return {
-            name: tensor.clone() if on_cpu else tensor
-            for name, tensor in tensors.items()
-            if not name.startswith("model/")
-        }
-
-    def _restore_model(self, tensors: Mapping[str, torch.Tensor], data: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            for name, tensor in _model_tensors(self._experiment.model):
-                tensor.copy_(tensors[name])
-        extra = unpack(data["extra"], tensors)
-        for name, module in self._experiment.model.named_modules():
-            if name in extra:
-                module.set_extra_state(extra[name])
-        self._restore_other_buffers(tensors)
-
-    def _restore_other_buffers(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """A cache may have grown since the model was made: its shape is the checkpoint's, not the file's."""
-        found = dict(_other_buffers(self._experiment.model))
+    def _restore_model(self, tensors: Mapping[str, torch.Tensor], made: Mapping[str, str]) -> None:
+        model = self._experiment.model
+        device = self._optimizer.parameters[0].device
+        own = dict(_model_tensors(model)) | dict(_other_buffers(model))
         for name, tensor in tensors.items():
-            buffer = found.get(name.removeprefix("buffers/")) if name.startswith("buffers/") else None
-            if buffer is None:
-                continue
-            if _form(buffer) == _form(tensor):
+            kind, _, path = name.partition("/")
+            if kind == "buffers" and made.get(name) != self._made.get(name):
+                continue  # a mask or a table that the file makes in another form now
+            if name in own and _fits(own[name], tensor):
                 with torch.no_grad():
-                    buffer.copy_(tensor)
-            else:
-                owner, _, leaf = name.removeprefix("buffers/").rpartition(".")
-                module = self._experiment.model.get_submodule(owner)
-                setattr(module, leaf, tensor.to(buffer.device, copy=True))
+                    own[name].copy_(tensor)
+            elif kind in {"model", "buffers"}:
+                _put(model, path, tensor.to(device, copy=True), persistent=kind == "model")
 
-    def _restore_optimizer(self, saved: dict[str, Any], options: Sequence[Mapping[str, Any]]) -> None:
-        optimizer = self._experiment.optimizer
-        groups = zip(saved["param_groups"], options, self._options, strict=True)
-        for group, then, now in groups:
-            group.update({key: value for key, value in now.items() if key not in then or then[key] != value})
-        optimizer.load_state_dict(saved)
-        parameters = _parameters(optimizer)
-        indices = [index for group in saved["param_groups"] for index in group["params"]]
-        for parameter, index in zip(parameters, indices, strict=True):
-            _keep_formats(optimizer.state.get(parameter), saved["state"].get(index))
+
+def _owned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In memory of its own whatever would keep the reader's one buffer alive for as long as the run lasts."""
+    return {
+        name: tensor if name.startswith(_READ_ONCE) else tensor.clone() for name, tensor in tensors.items()
+    }
+
+
+def _fits(buffer: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether `tensor` can be copied into place; an expanded buffer has fewer places than elements."""
+    expanded = any(
+        stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True)
+    )
+    return _form(buffer) == _form(tensor) and not expanded
+
+
+def _put(model: torch.nn.Module, path: str, tensor: torch.Tensor, *, persistent: bool) -> None:
+    """Put a buffer where training had made it, or replaced it by one of another shape."""
+    owner, _, leaf = path.rpartition(".")
+    module = model.get_submodule(owner)
+    if leaf in module._buffers:  # noqa: SLF001 - torch has no other way to one that is None
+        setattr(module, leaf, tensor)
+    else:
+        module.register_buffer(leaf, tensor, persistent=persistent)
 
 
 def _model_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and persistent buffers, a tied one once, under the first of its names."""
     seen: set[int] = set()
     for name, value in model.state_dict(keep_vars=True).items():
-        if (
-            not isinstance(value, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
-        ):  # kept apart: any value
-            continue
-        if id(value) not in seen:
+        is_extra = name.rpartition(".")[2] == "_extra_state"  # kept apart: it may be any value
+        if isinstance(value, torch.Tensor) and not is_extra and id(value) not in seen:
             seen.add(id(value))
             yield f"model/{name}", value
 
@@ -172,11 +169,18 @@ def _other_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     own = {id(tensor) for _, tensor in _model_tensors(model)}
     for name, buffer in model.named_buffers():
         if id(buffer) not in own:
-            yield name, buffer
+            yield f"buffers/{name}", buffer
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _forms(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
+    """The form of every tensor of the model; of a buffer that is still None, that."""
+    for name, tensor in (*_model_tensors(model), *_other_buffers(model)):
+        yield name, _form(tensor)
+    for prefix, module in model.named_modules():
+        for leaf, buffer in module._buffers.items():  # noqa: SLF001 - torch does not list those that are None
+            if buffer is None:
+                kind = "buffers" if leaf in module._non_persistent_buffers_set else "model"  # noqa: SLF001
+                yield f"{kind}/{prefix}{'.' if prefix else ''}{leaf}", "None"
 
 
 def _extra_state(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -185,38 +189,8 @@ def _extra_state(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, module.get_extra_state()
 
 
-def _kind(optimizer: torch.optim.Optimizer) -> str:
-    return type(optimizer).__qualname__
-
-
-def _groups(kind: str, groups: Sequence[Mapping[str, Any]]) -> str:
-    sizes = " and ".join(str(len(group["params"])) for group in groups)
-    return f"{kind} of {sizes} tensors"
-
-
 def _names(data: Mapping[str, Any]) -> list[str]:
     return [name for name, _ in data["state"]["dict"]]
-
-
-def _options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The options of the optimiser's groups without their parameters; tensors among them as numbers."""
-    return [
-        {
-            key: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-            for key, value in group.items()
-            if key != "params"
-        }
-        for group in groups
-    ]
-
-
-def _keep_formats(loaded: dict[str, Any] | None, saved: Mapping[str, Any] | None) -> None:
-    """Undo that torch casts an optimiser's state to its parameter's dtype: fp32 moments of bf16 weights."""
-    if loaded is None or saved is None:
-        return
-    for key, value in saved.items():
-        if isinstance(value, torch.Tensor) and loaded[key].dtype != value.dtype:
-            loaded[key] = value.to(loaded[key].device)
 
 
 def _form(tensor: torch.Tensor) -> str:

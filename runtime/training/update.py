@@ -47,7 +47,9 @@ class Updater:
         self._device = device
         self._precision = precision
         self._rank = rank
-        self._parameters = list(_parameters(experiment.optimizer))
+        trained = {id(p) for group in experiment.optimizer.param_groups for p in group["params"]}
+        # In the model's order: a file may collect what it trains in a set, and a norm's bits know its order.
+        self._parameters = [p for p in experiment.model.parameters() if id(p) in trained]
         # A loss may change both in place: a batch norm's averages, a teacher's weights.
         self._tensors = list(_tensors(experiment.model))
         self._versions: list[int] = []
@@ -176,10 +178,6 @@ def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch's counter of changes in place
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,9 @@ def test_down_for_a_whole_run_that_ends_all_up_to_the_last_checkpoint_arrives_wh
     lives.note(run)
     assert "Metrics takes no events now" in ended.said
     assert "events were not sent to Metrics; a resume sends those up to its checkpoint" in ended.said
-    run.go(env=up(server))
+    assert json.loads(ended.out.read_bytes())["unsent"] > 0
+    again = run.go(env=up(server))
+    assert json.loads(again.out.read_bytes())["unsent"] == 0
     lives.note(run)
     found = held(server, run.slug)
     lives.assert_arrived(found, unbroken)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from runtime.checkpoints.location import open_location
 from tests.support.forge import QUICK_RETRIES, CallPlan
 from tests.support.runs import EXPERIMENT, SmallRun, newest_points, notes
 from tests.support.strict_json import strict_lines
@@ -147,7 +148,7 @@ def test_the_summary_says_how_the_attempt_went(small: SmallRun):
     assert said.pop("seconds") > 0
     assert said == {
         "slug": "small", "status": "interrupted", "attempt": 1, "first_step": 0, "last_step": 7, "steps": 12,
-        "checkpoint": path, "url": None, "dropped": 0,
+        "checkpoint": path, "url": None, "dropped": 0, "unsent": 0,
     }  # fmt: skip
     said_last = notes(small.events())
     assert said_last[-1] == f"checkpoint {path}"
@@ -463,7 +464,10 @@ def test_a_signal_while_something_compiles_ends_within_the_notice_and_leaves_no_
         code=143,
         env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
     )
-    assert "the notice of 1 s is over, ending where the run stands; nothing is lost" in run.said
+    assert (
+        "the notice of 1 s is over, ending where the run stands; all that a checkpoint should hold is held"
+        in run.said
+    )
     assert [event["kind"] for event in small.events() if event["kind"] != "metric"] == ["open"]
     assert record_of(small)["checkpoints"] == []
 
@@ -542,6 +546,80 @@ def test_a_file_that_exits_by_itself_is_a_failed_run(forge: Forge, tmp_path: Pat
     assert record_of(run)["ended"]["status"] == "failed"
 
 
+LAST_MOMENTS = {
+    "exit": "import atexit, os; atexit.register(os.kill, os.getpid(), {signum:d})",
+    "teardown": """
+import os
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, {signum:d})
+
+import builtins
+builtins.late = Late()
+""",
+}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", LAST_MOMENTS)
+@pytest.mark.parametrize(
+    ("flags", "code"), [((), 0), (("--knob", "optimiser=SGD"), 2)], ids=["done", "refused"]
+)
+def test_a_signal_in_the_last_moments_of_a_process_changes_nothing_of_how_it_ends(
+    tmp_path: Path, signum: signal.Signals, moment: str, flags: tuple[str, ...], code: int
+):
+    """The interpreter gives the kernel its signals back long before it has cleared up what torch has left."""
+    file = tmp_path / "small.py"
+    file.write_text(dedent(EXPERIMENT) + LAST_MOMENTS[moment].format(signum=signum))
+    sexpgpu = Path(sys.executable).with_name("sexpgpu")
+    command = [str(sexpgpu), "run", str(file), "--slug=a", "--device=cpu", "--json", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert len(ended.stdout.splitlines()) == (code == 0)
+
+
+def test_a_signal_while_a_checkpoint_is_read_does_not_wait_for_it(
+    small: SmallRun, bucket: Bucket, s3_proxy: S3Proxy
+):
+    run = SmallRun(small.forge, small.folder, location=bucket.url, env=bucket.server.env(s3_proxy.endpoint))
+    run.go(calls=CallPlan(call=UPDATE, at=6, signum=signal.SIGTERM), code=143)
+    location = open_location(bucket.url, bucket.env)
+    before, events = location.record(), run.file.read_bytes()
+    asked = len(s3_proxy.requests)
+    s3_proxy.fail("hang", method="GET", path="tensors-")
+    process = run.start()
+    wait_until(
+        lambda: any("tensors-" in path for _, path in s3_proxy.requests[asked:]), within_s=30, poll_s=0.01
+    )
+    began = time.monotonic()
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert time.monotonic() - began < 1
+    assert process.said.splitlines()[-1] == "sexpgpu: interrupted by SIGTERM"
+    assert (location.record(), run.file.read_bytes()) == (before, events)
+
+
+def test_a_summary_that_nobody_reads_changes_nothing_of_how_a_run_ends(tmp_path: Path):
+    (tmp_path / "small.py").write_text(dedent(EXPERIMENT))
+    sexpgpu = Path(sys.executable).with_name("sexpgpu")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [str(sexpgpu), "run", "small.py", "--slug=a", "--device=cpu", "--json"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(writer)
+    assert ended.returncode == 0, ended.stderr
+    assert "the summary could not be printed" in ended.stderr
+
+
+def test_a_loss_that_is_no_number_is_said_once(forge: Forge, tmp_path: Path):
+    run = SmallRun(forge, tmp_path, source=EXPERIMENT.replace("return value", "return value * float('nan')"))
+    said = run.go().said
+    assert said.count("train/loss is nan at step 0") == said.count("train/loss is") == 1
+
+
 def test_a_thread_of_the_file_that_never_ends_does_not_keep_the_process(tmp_path: Path):
     """Python waits for it at its end: a finished run held its GPU, and its flow waited for ever."""
     thread = "\nimport threading\nthreading.Thread(target=threading.Event().wait, name='logger').start()\n"
@@ -562,6 +640,8 @@ def test_a_shape_that_moved_is_the_users_mistake_and_touches_nothing(small: Smal
     process = small.go(code=2)
     (line,) = process.err.read_text().splitlines()
     assert "model/hidden.bias is float32 [8] in it and missing here" in line
+    checked = small.forge.run(["check", *small.arguments()[1:]], folder=small.folder)
+    assert (checked.code, checked.said.splitlines()) == (2, [line])
     assert (record_of(small), small.file.read_bytes()) == before
 
 

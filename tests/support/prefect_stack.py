@@ -78,7 +78,7 @@ class PrefectStack:
 
     def deploy(self, *, pool: str = POOL, name: str = "train") -> None:
         """Make a pool and a deployment in it."""
-        command = [sys.executable, "-P", "-m", "flows.deploy", "--pool", pool, "--name", name]
+        command = [sys.executable, "-P", "-m", "sexpgpu", "flows.deploy", "--pool", pool, "--name", name]
         done = subprocess.run(command, env=self.env(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -97,7 +97,7 @@ class PrefectStack:
 
     def start_rescue(self, *flags: str) -> subprocess.Popen[bytes]:
         """Start the rescue of this host."""
-        return self.spawn(["-m", "flows.rescue", *flags], "rescue")
+        return self.spawn(["-m", "sexpgpu", "flows.rescue", *flags], "rescue")
 
     def spawn(self, arguments: list[str], name: str) -> subprocess.Popen[bytes]:
         """Start a Python process of the stack in a group of its own; its output goes to `<name>.log`."""

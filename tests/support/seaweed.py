@@ -130,8 +130,11 @@ def _die_with_parent() -> None:
 
 
 @contextmanager
-def running_server(folder: Path) -> Iterator[S3Server]:
-    """Start SeaweedFS with its data in `folder`, on loopback ports of its own; stop it at the end."""
+def running_server(folder: Path, *, memory: str = "600MiB") -> Iterator[S3Server]:
+    """Start SeaweedFS with its data in `folder`, on loopback ports of its own; stop it at the end.
+
+    Near `memory` its garbage collector works harder, and several large requests at once get slow.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     identities = folder / "identities.json"
     identities.write_text(json.dumps(_identities()))
@@ -152,7 +155,7 @@ def running_server(folder: Path) -> Iterator[S3Server]:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=os.environ | {"GOMEMLIMIT": "600MiB"},
+            env=os.environ | {"GOMEMLIMIT": memory},
             preexec_fn=_die_with_parent,  # noqa: PLW1509  (one prctl, before any test has started a thread)
         )
     try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.local.errors import StackError
 from infra.local.ports import Ports, require_free
+from tests.support.shadows import shadows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,9 @@ class Stack:
     @classmethod
     def new(cls) -> Stack:
         """A stack that is not up, in a short path (its socket's length is limited)."""
-        return cls(Path(tempfile.mkdtemp(prefix="stack-")), free_ports())
+        made = cls(Path(tempfile.mkdtemp(prefix="stack-")), free_ports())
+        shadows(made.path / "lib")
+        return made
 
     def slugline(self, *arguments: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
         """Run the command for this stack."""
@@ -47,10 +50,11 @@ class Stack:
         )
 
     def environ(self, **more: str) -> dict[str, str]:
-        """An environment that knows this stack and nothing of the caller's."""
+        """An environment that knows this stack and nothing of the caller's, and shadows our packages."""
         home = str(self.path)
         path = f"{BIN}:/usr/local/bin:/usr/bin:/bin"
-        return {"PATH": path, "HOME": home, "SLUGLINE_DATA": home, "OMP_NUM_THREADS": "1", **more}
+        own = {"PATH": path, "HOME": home, "SLUGLINE_DATA": home, "PYTHONPATH": f"{home}/lib"}
+        return {**own, "OMP_NUM_THREADS": "1", **more}
 
     def up(self) -> subprocess.CompletedProcess[str]:
         """`slugline up` on this stack's ports."""

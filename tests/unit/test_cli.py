@@ -45,7 +45,7 @@ def experiment(tmp_path):
         (["train", "FILE", "--notice", "60"], "notice_s must be above 0 and at most 25, got 60"),
         (["train", "FILE", "--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),
         (["train", "FILE", "--location", "here"], "location must be s3://bucket/prefix or an absolute path"),
-        (["train", "FILE", "--slug", ""], "slug must have 1 to 200 characters, got 0"),
+        (["train", "FILE", "--slug", ""], "a slug must be 1 to 200 UTF-16 units long, got 0"),
         (["train", "FILE", "--cron", "* * * * *", "-f"], "--follow follows one run"),
         (["train", "FILE"], "is not up: start it with slugline up"),
         (["resume", "some-slug"], "is not up: start it with slugline up"),

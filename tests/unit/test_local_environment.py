@@ -1,5 +1,7 @@
 """infra.local.environment: the services talk to this stack and to nothing else."""
 
+from urllib.request import proxy_bypass
+
 import pytest
 
 from infra.local.directory import DataDirectory
@@ -51,3 +53,13 @@ def test_third_parties_hear_nothing(directory):
 
 def test_a_proxy_is_for_the_outside(directory):
     assert client_environment(directory, {"NO_PROXY": "corp"})["NO_PROXY"] == "corp,127.0.0.1,localhost"
+
+
+def test_a_small_no_proxy_does_not_send_the_stack_through_the_proxy(directory, monkeypatch):
+    """Python prefers it: everything that was asked of 127.0.0.1 went to the proxy."""
+    own = {"http_proxy": "http://proxy:3128", "no_proxy": "corp, intra"}
+    for variables in (client_environment(directory, own), service_environment(directory, own)):
+        for name, value in {**own, **variables}.items():
+            monkeypatch.setenv(name, value)
+        assert proxy_bypass("127.0.0.1:4200")
+        assert variables["no_proxy"] == variables["NO_PROXY"] == "corp,intra,127.0.0.1,localhost"

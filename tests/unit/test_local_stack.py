@@ -15,6 +15,7 @@ from infra.local.services import SERVICES, service
 from infra.local.supervision import ServiceState, Supervisor
 
 WILLING = "import time; print('ready', flush=True); time.sleep(600)"
+SAVES = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); " + WILLING
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WILLING
 
 
@@ -29,9 +30,9 @@ def directory(tmp_path):
 def start(directory):
     started = []
 
-    def start(code: str, data: str = str(directory.path)) -> subprocess.Popen[bytes]:
+    def start(code: str, data: str = str(directory.path), title: str = "") -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-c", code], env={**os.environ, MARKER: data}, stdout=subprocess.PIPE
+            [sys.executable, "-c", code, title], env={**os.environ, MARKER: data}, stdout=subprocess.PIPE
         )
         started.append(process)
         assert process.stdout is not None
@@ -80,6 +81,14 @@ def test_down_kills_what_does_not_end_in_time_and_says_so(directory, start):
     assert stack.down(directory, say=said.append, save_timeout_s=0.5) == 1
     assert stubborn.wait(1) == -9
     assert said
+
+
+def test_without_its_supervisor_what_starts_runs_is_ended_before_the_runs_are_told(directory, start):
+    """Rescue and the worker lived on: they started again what had just saved, and that was killed."""
+    runner, flow = start(WILLING, title="flows.rescue"), start(SAVES, title="prefect.engine")
+    assert stack.down(directory, say=lambda _: None, save_timeout_s=20) == 0
+    assert runner.wait(1) == -9
+    assert flow.wait(1) == 0
 
 
 def test_this_process_and_those_above_it_are_never_ended(directory):

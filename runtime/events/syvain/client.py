@@ -92,6 +92,10 @@ class Metrics(Protocol):
         """Give the token back."""
         ...
 
+    def page(self, experiment_id: str) -> str:
+        """Return the address at which people look at an experiment. Asks nobody, raises nothing."""
+        ...
+
     def close(self) -> None:
         """Close the connection."""
         ...
@@ -120,6 +124,10 @@ class MetricsClient:
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True
         self._http = httpx.Client(base_url=settings.host, headers=headers, timeout=timeout, verify=verify)
         self._http_errors = httpx.HTTPError
+
+    def page(self, experiment_id: str) -> str:
+        """Return the address of an experiment's page."""
+        return f"{self.host}/dashboard/experiments/{experiment_id}"
 
     def close(self) -> None:
         """Close the connection."""

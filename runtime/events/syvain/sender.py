@@ -68,7 +68,7 @@ class Sender:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.dropped: Counter[str] = Counter()
-        self.experiment_id: str | None = None
+        self.url: str | None = None
         self._metrics = metrics
         self._spool = spool
         self._session = session
@@ -184,7 +184,10 @@ class Sender:
     def _open(self) -> None:
         assert self._event is not None
         self._grant = self._metrics.open(self._event)
-        self.experiment_id = self._grant.experiment_id
+        url = self._metrics.page(self._grant.experiment_id)
+        if url != self.url:
+            self.url = url
+            logger.info("the experiment's page: %s", url)
         self._unplaced = self._folder is not None
         self._to_start = [self._start()]
 

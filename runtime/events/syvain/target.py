@@ -75,8 +75,7 @@ class SyvainTarget:
     @property
     def url(self) -> str | None:
         """The experiment's page; unset until Metrics has opened it."""
-        experiment_id = self._sender.experiment_id
-        return None if experiment_id is None else f"{self._client.host}/dashboard/experiments/{experiment_id}"
+        return self._sender.url
 
     def check(self) -> None:
         """Ask Metrics whether the key is good and the folder there.

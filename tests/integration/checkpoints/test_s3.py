@@ -46,6 +46,16 @@ def test_a_put_carries_s3s_own_checksum_and_leaves_no_multipart_behind(store, bu
     assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket.name)
 
 
+def test_a_body_is_sent_in_pieces_that_end_with_it_and_again_after_a_rewind():
+    data = HALF_A_MIB + HALF_A_MIB
+    body = s3._Body(memoryview(data))
+    for _ in range(2):
+        pieces = list(iter(lambda: bytes(body.read(16_384)), b""))
+        assert b"".join(pieces) == data
+        assert {len(piece) for piece in pieces[:-1]} == {s3.SEND_CHUNK_BYTES}
+        body.seek(0)
+
+
 @pytest.mark.parametrize(
     ("bucket_name", "prefix"), [("Nope", "x"), ("", "x"), ("a", ""), ("with space", "x"), ("-ab", "x")]
 )

@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.processes import host_name
+from flows.scheduling import cancel
+from flows.server import connect
+from flows.train import shown_as_task
+from runtime.errors import Superseded
 from tests.support.flow_scenarios import STEPS, Outcome, Scenarios, in_thread
 from tests.support.prefect_stack import PrefectStack, prefect_stack
+from tests.support.shadows import shadows
 from tests.support.tables import rows_of
 from tests.support.waiting import free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from flows.endings import Ended
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(420)]
 
@@ -53,8 +62,9 @@ TABLE = {row[0]: row[1:] for row in rows_of(DOCS, "what happens")}
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[PrefectStack]:
-    with prefect_stack() as stack:
+def stack(tmp_path_factory) -> Iterator[PrefectStack]:
+    # Flow processes, trainers and rescue start where a PYTHONPATH shadows our packages, too.
+    with prefect_stack(PYTHONPATH=shadows(tmp_path_factory.mktemp("lib"))) as stack:
         stack.deploy()
         stack.start_worker("w1")
         stack.start_rescue()
@@ -138,6 +148,34 @@ def test_a_flow_process_that_is_ended_between_two_attempts_leaves_the_run_to_res
     assert outcome.attempts in {2, 3}  # the second may just have begun
     expected = outcomes["nothing"].result().final_weights
     assert all(torch.equal(outcome.final_weights[key], expected[key]) for key in expected)
+
+
+def test_the_task_run_of_a_killed_flow_process_does_not_stay_running(outcomes):
+    facts = outcomes["the flow process is killed"].result().facts
+    assert facts["task_runs"] == {"attempt-1": "CRASHED", "attempt-2": "COMPLETED"}
+
+
+def test_what_an_attempt_raises_is_raised_and_not_only_shown(stack):
+    """A run that was taken over at an attempt's start had Failed: list index out of range."""
+
+    def taken_over() -> Ended:
+        raise Superseded("another flow process looks after it now.")
+
+    @flow(name="one-attempt", persist_result=False)
+    def one_attempt() -> None:
+        shown_as_task(1, taken_over)
+
+    with temporary_settings({PREFECT_API_URL: stack.api}), pytest.raises(Superseded, match="looks after it"):
+        one_attempt()
+
+
+def test_a_crashed_run_can_be_cancelled_before_rescue_schedules_it_again(stack):
+    with temporary_settings({PREFECT_API_URL: stack.api}), connect() as server:
+        deployment = server.deployment_id("train/train")
+        given = {"experiment": "m", "slug": "crashed"}
+        run, _ = server.create_run(deployment, slug="crashed", parameters=given, key="crashed")
+        server.set_state(run.id, {"type": "CRASHED"}, message="as a test has it", force=True)
+        assert cancel("crashed").state == "Cancelled"
 
 
 def test_prefect_shows_progress_the_loss_and_what_became_of_each_attempt(outcomes):

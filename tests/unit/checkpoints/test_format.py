@@ -17,6 +17,7 @@ from runtime.checkpoints.format import (
     step_folder,
 )
 from runtime.checkpoints.snapshot import Snapshots
+from runtime.errors import Rejected
 from tests.support.checkpoints import same
 
 NAMED = [dtype for dtype in safetensors.torch._TYPES.values() if dtype is not None]
@@ -192,12 +193,18 @@ def test_plain_data_is_read_back_exactly(value):
         (b"", "no JSON of ours"),
         (b"[]", "no JSON of ours"),
         (b'{"format":1}', "no JSON of ours"),
-        (b'{"format":2}', "has format 2, this Slugline reads 1"),
+        (b'{"format":"2"}', "no JSON of ours"),
     ],
 )
 def test_what_is_no_manifest_is_damaged(text, said):
     with pytest.raises(Damaged, match=said):
         decode_manifest(text)
+
+
+def test_a_newer_format_is_not_damaged_but_beyond_this_version():
+    """Passed over like a damaged one, whole checkpoints would leave the record, and the run start over."""
+    with pytest.raises(Rejected, match="has format 2, this Slugline reads 1: use a newer Slugline"):
+        decode_manifest(b'{"format":2,"files":{}}')
 
 
 def test_a_folder_is_named_by_its_step():

@@ -131,6 +131,18 @@ def test_a_file_that_is_missing_or_cut_short_is_refused(store, what):
     assert found.refused[0].reason == f"{key} is missing"
 
 
+def test_of_two_saves_of_one_step_a_damaged_one_takes_only_itself_out_of_the_record(store):
+    """A loader that dies of a signal leaves the boundary of a checkpoint to be saved once more."""
+    run_with(store, [4, 8, 8])
+    damage(store, "step-00000008/tensors-0001-0002")
+    attempt = begin(store)
+    checkpoint = the(attempt.checkpoint)
+    assert (checkpoint.step, checkpoint.entry.manifest[-9:]) == (8, "0003.json")
+    record = the(Location(store).record())
+    assert steps_of(record) == [4, 8]
+    assert [entry.checkpoint.manifest[-9:] for entry in record.refused] == ["0002.json"]
+
+
 def test_what_was_refused_is_kept_apart_and_counts_no_more(store):
     run_with(store, [4, 8])
     damage(store, "step-00000008/tensors")

@@ -103,6 +103,9 @@ class ModelServer:
         assert timeout_s <= 2
         self.valid.discard(grant.token)
 
+    def page(self, experiment_id):
+        return f"http://m/dashboard/experiments/{experiment_id}"
+
     def close(self):
         pass
 
@@ -283,3 +286,14 @@ def test_a_refused_heartbeat_waits_for_the_next_silence_and_is_no_lost_event():
     while attempt.sender.num_unsent:
         attempt.step()
     assert attempt.sender.dropped == {"refused (HTTP 400)": 3}
+
+
+def test_the_experiments_page_is_said_once_and_as_soon_as_metrics_has_opened_it(caplog):
+    caplog.set_level("INFO")
+    attempt = Attempt("0" * 32, ModelServer(), [], [])
+    attempt.step()
+    said = f"the experiment's page: {attempt.sender.url}"
+    assert [record.message for record in caplog.records] == [said]
+    attempt.sender._grant = None  # a token that is gone: the same experiment is opened again
+    attempt.step()
+    assert caplog.text.count("the experiment's page") == 1

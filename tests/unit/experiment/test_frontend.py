@@ -147,6 +147,12 @@ EDITS = [
         "small.py:33: learning_rate must return a finite",
     ),
     ("microbatches=2", "learning_rate=lambda step: 1 / step", "small.py:42: ZeroDivisionError"),
+    (
+        "until=knobs.steps // 2",
+        "until=8",
+        "small.py:33: stage 'easy' must end before the last step 8, got un",
+    ),
+    ("until=knobs.steps // 2", "until=400", "stage 'easy' must end before the last step 8, got until=400"),
     ("seed: int = 0", "seed: str = 'x'", "small.py:11: the knob seed must be an integer"),
     (
         "seed: int = 0",
@@ -164,6 +170,23 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(tmp_path: Path, old: s
     text = refusal(path)
     assert message in text
     assert not [name for name in set(sys.modules) - names if name.startswith("experiment_")]
+
+
+@pytest.mark.parametrize("asked", [{"steps": 10}, {"steps": 400}, {"knobs": {"steps": "10"}}])
+def test_whoever_asks_for_fewer_steps_never_reaches_the_stages_after_them(tmp_path: Path, asked: Any):
+    source = SMALL.replace("until=knobs.steps // 2", "until=400").replace(
+        "steps: int = 8", "steps: int = 800"
+    )
+    path = write_project(tmp_path, {"small.py": source})
+    made = load_experiment(path, device="cpu", **asked).experiment
+    assert [stage.until for stage in made.stages] == [400, None]
+
+
+def test_a_variant_whose_steps_end_before_a_stage_does_is_a_mistake_in_the_file(tmp_path: Path):
+    source = SMALL.replace("until=knobs.steps // 2", "until=4")
+    assert "stage 'easy' must end before the last step 2, got until=4" in refusal(
+        write_project(tmp_path, {"small.py": source}), variant="tiny"
+    )
 
 
 def test_a_mistake_in_a_module_beside_the_file_is_placed_there(tmp_path: Path):

@@ -84,3 +84,11 @@ def test_a_location_that_all_reach_belongs_to_no_host():
 def test_a_run_without_any_location_is_refused():
     with pytest.raises(Rejected, match="a has no location: give one, or set SLUGLINE_LOCATION"):
         assigned(Prefect(flow_run()), parameters(slug="a"), environment={})
+
+
+def test_a_run_that_moves_to_where_all_reach_it_is_no_longer_bound_to_a_host():
+    """It was handed back for ever by every worker but that of the host of its old disk."""
+    prefect = Prefect(flow_run(tags=["host:h1", "slug:a"]))
+    moved = assigned(prefect, parameters(slug="a", location="s3://bucket/a"), host="h2")
+    assert moved.host is None
+    assert assigned_host(prefect.run) is None

@@ -170,6 +170,23 @@ def start_flow_process(tmp_path: Path, program: str, *, notice_s: float) -> subp
     return subprocess.Popen([sys.executable, "-c", flow], cwd=tmp_path, start_new_session=True)
 
 
+def test_a_process_that_the_kernel_is_not_done_with_does_not_hide_how_its_block_was_left(
+    tmp_path, monkeypatch, caplog
+):
+    """Freeing much pinned memory takes longer than a few seconds; a cancelled run was Failed then."""
+    monkeypatch.setattr("flows.attempts.REAP_S", 0.0)
+    given = plan(tmp_path, "import time; time.sleep(600)", notice_s=0.0)
+    with contextlib.suppress(KeyError), Attempt(given) as attempt:
+        trainer, guard = attempt._trainer, attempt._guard
+        monkeypatch.setattr(Attempt, "_signal_group", lambda *_: None)
+        raise KeyError
+    assert caplog.text.count("got SIGKILL and stays") == 2
+    for process in (trainer, guard):
+        assert process is not None
+        process.kill()
+        process.wait()
+
+
 def test_a_trainer_saves_when_its_flow_process_is_killed(tmp_path):
     """By the kernel's signal and by the end of its life line: this one looks at both."""
     program = """

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from flows.endings import Action, Ended, Ending, Policy, backoff_s, classify, decide, describe
+from flows.endings import (
+    DELIVERIES,
+    Action,
+    Decision,
+    Ended,
+    Ending,
+    Policy,
+    backoff_s,
+    classify,
+    decide,
+    describe,
+)
 from tests.support.tables import rows_of
 
 POLICY = Policy(interruptions=3, failures=2, no_progress=4)
@@ -188,3 +199,29 @@ def test_an_ending_is_described_in_words():
     assert describe(failed(3)) == "exit code 1 at step 3: ValueError: bad"
     assert describe(ended(None)) == "lost with its flow process"
     assert describe(ended(-63)) == "killed by signal 63"
+
+
+UNSENT = Ended(ending=Ending.DONE, code=0, unsent=3)
+
+
+@pytest.mark.parametrize("then", [UNSENT, KILLED, ended(1, error="x"), ended(2), AWAY], ids=describe)
+def test_a_run_that_is_done_stays_done_whatever_becomes_of_its_deliveries(then):
+    history = [UNSENT, *[then] * DELIVERIES]
+    assert actions(history) == [*[Action.WAIT] * DELIVERIES, Action.COMPLETE]
+    assert decide(history, POLICY).reason.startswith("done, but Metrics has not taken 3 events")
+    assert decide([*history, ended(76)], POLICY).action is Action.ABORT
+
+
+def test_deliveries_end_when_everything_is_delivered():
+    assert decide([UNSENT, KILLED, ended(0)], POLICY) == Decision(Action.COMPLETE, "done")
+
+
+def test_a_night_of_waiting_for_the_location_counts_as_often_as_it_was_tried():
+    waited = Ended(ending=Ending.UNAVAILABLE, code=75, tries=DELIVERIES)
+    assert decide([UNSENT, waited], POLICY).action is Action.COMPLETE
+
+
+def test_an_attempt_that_was_superseded_counts_against_nothing():
+    assert actions([KILLED, *[ended(76), KILLED] * 2])[-1] is Action.RESUME
+    policy = Policy(interruptions=9, failures=9, no_progress=3)
+    assert decide([KILLED, *[ended(76)] * 3, KILLED], policy).action is Action.RESUME

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from flows.gpus import Host, lease
-from runtime.errors import Rejected
+from runtime.errors import Rejected, Unavailable
 from tests.support.waiting import wait_until
 
 
@@ -44,6 +44,27 @@ def test_a_worker_shares_only_the_gpus_that_it_sees_itself():
 def test_a_bad_number_is_refused():
     with pytest.raises(Rejected, match="SLUGLINE_GPUS must be a whole number of at least 0, got 'two'"):
         Host.from_environment({"SLUGLINE_GPUS": "two"})
+
+
+def test_what_one_user_makes_every_user_of_the_host_can_lock(tmp_path):
+    """Under the stack's umask the first run kept the GPUs from all other users."""
+    before = os.umask(0o077)
+    try:
+        with take(1, host(tmp_path)):
+            modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "locks").iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {"queue.lock": 0o644, "0.lock": 0o644}
+    assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_locks_that_cannot_be_opened_are_named_and_waited_for(tmp_path):
+    (tmp_path / "locks").touch()
+    with (
+        pytest.raises(Unavailable, match=r"lock .* cannot be opened .*SLUGLINE_GPU_LOCKS"),
+        take(1, host(tmp_path)),
+    ):
+        pass
 
 
 def test_two_leases_never_share_a_gpu_and_the_trainer_sees_its_own(tmp_path):

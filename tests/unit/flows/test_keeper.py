@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flows.endings import Action, Ended, Policy, classify
+from flows.endings import Action, Decision, Ended, Policy, classify
 from flows.keeper import Keeper
 from flows.ledger import LedgerFile, Owner
 from flows.processes import ProcessId, host_name
@@ -33,15 +33,17 @@ class World:
     ran: list[int] = field(default_factory=list)
     dies_at: int = -1
     living: set[int] = field(default_factory=set)
+    unsent: list[int] = field(default_factory=list)
     policy: Policy = field(default_factory=lambda: Policy(interruptions=3, failures=2, no_progress=4))
 
-    def keeper(self, token: str = "t1", pid: int = 100) -> Keeper:
+    def keeper(self, token: str = "t1", pid: int = 100, *, asked: frozenset[str] = frozenset("s")) -> Keeper:
         return Keeper(
             slug="a",
             store=self.store,
             owner=Owner(
                 token=token, process=replace(TRAINER, pid=pid), flow_run_id="f", state_id="s", since_ms=0
             ),
+            asked=asked,
             policy=self.policy,
             notice_s=0.1,
             train=self.train,
@@ -59,7 +61,9 @@ class World:
         started(TRAINER)
         if len(self.ran) - 1 == self.dies_at:
             raise Died
-        return Ended(ending=classify(code), code=code, step=step if error else None, error=error)
+        unsent = self.unsent.pop(0) if self.unsent else 0
+        failed_step = step if error else None
+        return Ended(ending=classify(code), code=code, step=failed_step, error=error, unsent=unsent)
 
     def record(self, number: int, step: int, status: str | None) -> None:
         found = read_record(self.store)
@@ -199,7 +203,7 @@ def test_an_owner_that_was_replaced_leaves_at_its_next_decision():
     keeper = world.keeper()
 
     def train(number, started) -> Ended:
-        LedgerFile(world.store, "a").change(lambda old: old.taken_by(replace(keeper.owner, token="t2")))
+        LedgerFile(world.store, "a").change(lambda old: replace(old, owner=replace(keeper.owner, token="t2")))
         return World.train(world, number, lambda _trainer: None)
 
     decision = replace(keeper, train=train).keep()
@@ -226,6 +230,23 @@ def test_a_run_that_is_scheduled_again_after_its_last_word_has_fresh_budgets():
     world = World([*[(-9, 0, None)] * 4, (-9, 4, None), (0, 8, None)])
     assert world.keeper().keep().action is Action.FAIL
     assert world.keeper("t2", pid=101).keep().action is Action.COMPLETE
+
+
+def test_a_cancelled_run_that_a_person_resumes_has_fresh_budgets():
+    """Nobody writes a last word when a run is cancelled; it failed after the resume by what was before it."""
+    world = World([(-9, 0, None)] * 7, dies_at=2)
+    with pytest.raises(Died):
+        world.keeper().keep()
+    assert world.keeper("t2", pid=101, asked=frozenset({"later"})).keep().action is Action.FAIL
+    assert len(world.ran) == 3 + 4
+
+
+def test_a_run_that_is_done_is_started_again_a_few_times_for_what_metrics_has_not_taken():
+    world = World([(0, 8, None)] * 9, unsent=[7, 7, 0])
+    assert world.keeper().keep() == Decision(Action.COMPLETE, "done")
+    assert (world.ran, world.slept) == ([1, 2, 3], [5, 10])
+    assert world.said[0] == "done, and 7 events are still to be delivered to Metrics; next try in 5 s"
+    assert [entry.unsent for entry in world.ledger().attempts] == [7, 7, 0]
 
 
 def test_the_location_is_waited_for_also_before_the_first_attempt(monkeypatch):

@@ -37,7 +37,7 @@ def ended(ledger: Ledger, code: int | None, *, step: int = 0) -> Ledger:
 def test_a_ledger_is_read_as_it_was_written():
     file = LedgerFile(MemoryStore(), "a")
     assert file.read() is None
-    written = file.change(lambda old: ended(begun(old.taken_by(owner("t"))), -9, step=3))
+    written = file.change(lambda old: ended(begun(old.taken_by(owner("t"), asked={"s"})), -9, step=3))
     assert file.read() == written
     assert written.history()[0].ending is Ending.INTERRUPTED
     assert written.history()[0].advanced
@@ -55,9 +55,9 @@ def test_sixteen_writers_at_once_lose_no_change():
 
 def test_only_the_owner_changes_the_ledger_as_the_owner():
     file = LedgerFile(MemoryStore(), "a")
-    file.change(lambda old: old.taken_by(owner("first")))
+    file.change(lambda old: old.taken_by(owner("first"), asked={"s"}))
     file.change_as("first", begun)
-    file.change(lambda old: old.taken_by(owner("second")))
+    file.change(lambda old: old.taken_by(owner("second"), asked={"s"}))
     with pytest.raises(Superseded):
         file.change_as("first", begun)
     assert attempts(file) == 1
@@ -145,19 +145,29 @@ def test_a_wait_after_the_run_was_claimed_is_a_line_of_its_own():
 
 
 def test_budgets_survive_another_owner_but_not_the_last_word():
-    ledger = ended(begun(Ledger(slug="a").taken_by(owner("1"))), -9)
-    ledger = ledger.taken_by(owner("2"))
+    ledger = ended(begun(Ledger(slug="a").taken_by(owner("1"), asked={"s"})), -9)
+    ledger = ledger.taken_by(owner("2"), asked={"s"})
     assert len(ledger.history()) == 1
-    ledger = replace(ledger, closed=Closed(action=Action.FAIL, reason="enough", at_ms=3)).taken_by(owner("3"))
+    ledger = replace(ledger, closed=Closed(action=Action.FAIL, reason="enough", at_ms=3)).taken_by(
+        owner("3"), asked={"s"}
+    )
     assert ledger.history() == ()
     assert ledger.closed is None
     assert len(ledger.attempts) == 1
     assert len(ended(begun(ledger), -9).history()) == 1
 
 
+def test_budgets_are_fresh_when_a_person_has_scheduled_the_run_again():
+    """A cancellation leaves no last word in the ledger: that the owner's state is older tells them apart."""
+    ledger = ended(begun(Ledger(slug="a").taken_by(owner("1"), asked={"s"})), -9)
+    assert ledger.taken_by(owner("2"), asked={"another"}).history() == ()
+
+
 def test_a_wait_that_is_tried_again_in_a_new_round_belongs_to_it():
     ledger = ended(begun(Ledger(slug="a")), 75)
-    ledger = replace(ledger, closed=Closed(action=None, reason="cancelled", at_ms=3)).taken_by(owner("2"))
+    ledger = replace(ledger, closed=Closed(action=None, reason="cancelled", at_ms=3)).taken_by(
+        owner("2"), asked={"s"}
+    )
     ledger = ended(begun(ledger), 0)
     assert [entry.ending for entry in ledger.history()] == [Ending.DONE]
 

@@ -180,3 +180,12 @@ def test_the_summary_tells_status_attempts_checkpoints_and_where_to_look(report,
 )
 def test_an_artifact_key_is_one_that_prefect_takes(slug, key):
     assert artifact_key(slug) == key
+
+
+def test_a_file_that_is_begun_anew_is_read_from_its_start(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"one\ntwo\nthree\n")
+    tail = Tail(path)
+    assert list(tail.lines()) == [b"one", b"two", b"three"]
+    path.write_bytes(b"four\n")
+    assert list(tail.lines()) == [b"four"]

@@ -16,8 +16,8 @@ from flows.endings import Action
 from flows.ledger import Closed, LedgerFile, Owner, Rescue
 from flows.processes import ProcessId
 from flows.pulse import PULSE, Pulse
-from flows.rescue import IN_VAIN, Rescuer, Settings
-from flows.server import FlowRun, State
+from flows.rescue import IN_VAIN, Rescuer, Settings, main
+from flows.server import ASKED, FlowRun, State
 from runtime.checkpoints.memory import MemoryStore
 from runtime.checkpoints.record import AttemptEntry, Ended, RunRecord, write_record
 from runtime.errors import Unavailable
@@ -37,6 +37,9 @@ class Prefect:
     ids: count[int] = field(default_factory=count)
     set_to: list[str] = field(default_factory=list)
     listed: list[FlowRun] | None = None
+    ended: list[str] = field(default_factory=list)
+    asking_takes_s: float = 0.0
+    passed_s: float = 0.0
 
     def put(self, type: str, name: str = "", message: str = "") -> State:  # noqa: A002 - Prefect's word
         state = State(
@@ -64,7 +67,11 @@ class Prefect:
     def states(self, _id: str) -> list[State]:
         return list(self.history)
 
+    def end_task_runs(self, _id: str, *, message: str) -> None:
+        self.ended.append(message)
+
     def last_heartbeat(self, _id: str) -> datetime | None:
+        self.passed_s += self.asking_takes_s
         return self.heartbeat
 
     def set_state(self, _id, state, *, message, force=False) -> State:
@@ -76,7 +83,7 @@ class Prefect:
 class Night:
     """A run, its location, and a rescuer with a clock of its own."""
 
-    def __init__(self, *, host: str = HERE, owner_host: str = HERE, location: str = "s3://b/a") -> None:
+    def __init__(self, *, host: str = HERE, owner_host: str = HERE, location: str = "s3://bucket/a") -> None:
         self.store = MemoryStore()
         self.prefect = Prefect(parameters={"experiment": "m", "slug": "a", "location": location})
         self.now_s = 0.0
@@ -91,7 +98,7 @@ class Night:
             Settings(),
             {},
             host=host,
-            clock=lambda: self.now_s,
+            clock=lambda: self.now_s + self.prefect.passed_s,
             alive=lambda process: process.pid in self.living if process.host == host else None,
             open_store=lambda _location, _environment: self.store,
         )
@@ -104,7 +111,9 @@ class Night:
             state_id=self.prefect.history[-1].id,
             since_ms=0,
         )
-        self.file().change(lambda old: old.taken_by(owner))
+        self.file().change(
+            lambda old: old.taken_by(owner, asked={state.id for state in self.prefect.history})
+        )
 
     def file(self) -> LedgerFile:
         return LedgerFile(self.store, "a")
@@ -299,6 +308,52 @@ def test_a_state_that_changed_meanwhile_is_left_alone():
     assert night.prefect.set_to == []
 
 
+def test_a_last_word_is_not_reported_over_a_state_that_changed_meanwhile():
+    """It was cancelling when the look began; by now its worker has cancelled it, and its user resumed it."""
+    night = Night()
+    night.owned()
+    night.prefect.put("CANCELLING")
+    stale = night.prefect.run("f")
+    night.prefect.put("CRASHED")
+    night.prefect.listed = [replace(stale, state=night.prefect.history[-1])]
+    night.prefect.put("CANCELLED")
+    night.prefect.put("SCHEDULED", "AwaitingRetry", ASKED)
+    assert night.look() == []
+    assert night.prefect.set_to == []
+
+
+def test_a_look_that_takes_long_is_no_time_in_which_rescue_could_not_look():
+    """Of three hundred runs none was ever found dead: each look took longer than three polls."""
+    night = Night(owner_host=THERE)
+    night.owned()
+    night.prefect.asking_takes_s = 45.0
+    for _ in range(2):
+        assert night.look(after_s=5) == []
+    assert night.look(after_s=5) == ["f"]
+
+
+def test_the_task_run_of_a_dead_flow_process_is_ended():
+    night = Night()
+    night.owned(pid=1)
+    assert night.look() == ["f"]
+    assert night.prefect.ended == ["Its flow process has ended: its flow process 1 is gone"]
+
+
+def test_a_run_on_a_disk_that_no_start_has_named_leaves_nothing_on_this_one():
+    night = Night(location="/data/a")
+    night.prefect.put("CRASHED")
+    assert night.look() == ["f"]
+    assert list(night.store.list("")) == []
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_a_bad_number_of_seconds_is_refused(seconds, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--poll-s", seconds])
+    assert ended.value.code == 2
+    assert "argument --poll-s" in capsys.readouterr().err
+
+
 def test_a_rescue_that_died_between_its_claim_and_its_deed_is_followed_by_another_after_a_minute():
     night = Night()
     night.owned()
@@ -324,6 +379,22 @@ def test_also_one_that_has_no_location_yet():
         night.prefect.put("CRASHED", message="no module named flows")
         assert night.look() == ["f"]
     assert night.prefect.set_to == ["AwaitingRetry"] * (IN_VAIN - 1) + ["FAILED"]
+
+
+@pytest.mark.parametrize("location", ["s3://bucket/a", None])
+def test_who_schedules_it_again_gets_all_of_rescue_again(location):
+    """The crashes of before counted on: one more, and it had failed."""
+    night = Night()
+    if location is None:
+        del night.prefect.parameters["location"]
+    for _ in range(IN_VAIN + (location is not None)):
+        night.prefect.put("CRASHED", message="no module named flows")
+        night.look()
+    assert night.prefect.set_to[-1] == "FAILED"
+    night.prefect.put("SCHEDULED", message=ASKED)
+    night.prefect.put("CRASHED", message="no module named flows")
+    night.look()
+    assert night.prefect.set_to[-1] == "AwaitingRetry"
 
 
 def test_rescues_that_led_to_a_new_owner_were_not_in_vain():

@@ -18,8 +18,12 @@ from flows.pulse import Upkeep
 from flows.report import Report
 from flows.trainer import SexpgpuTrainer, oom_kills, sexpgpu_command, work_folder
 from runtime.checkpoints.memory import MemoryStore
+from runtime.errors import Unavailable
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flows.processes import ProcessId
 
 
@@ -35,6 +39,7 @@ class Stand:
         )
         self.told: dict[str, Any] = {}
         self.started: list[ProcessId | None] = []
+        self.on_start: Callable[[ProcessId | None], None] = self.started.append
 
     def run(self, program: str, *, environment: dict[str, str] | None = None, **changes: Any) -> Ended:
         given = {"experiment": str(self.experiment), "slug": "a", "location": "/l", "notice_s": 5.0}
@@ -52,7 +57,7 @@ class Stand:
             report=self.report,
             upkeep=Upkeep(MemoryStore(), "t", progress=self.report.steps),
         )
-        return trainer(1, self.started.append)
+        return trainer(1, self.on_start)
 
 
 @pytest.fixture
@@ -60,17 +65,35 @@ def stand(tmp_path) -> Stand:
     return Stand(tmp_path)
 
 
-def test_a_run_that_is_done_is_told_with_its_page(stand):
-    ended = stand.run('print(\'{"status":"done","url":"http://m/dashboard/experiments/1"}\')')
-    assert (ended.ending, ended.code) == (Ending.DONE, 0)
-    assert stand.report.page == "http://m/dashboard/experiments/1"
+def test_a_run_that_is_done_is_told_with_what_metrics_has_not_taken(stand):
+    ended = stand.run('print(\'{"status":"done","unsent":3}\')')
+    assert (ended.ending, ended.code, ended.unsent) == (Ending.DONE, 0, 3)
     assert stand.started[0] is not None
 
 
-@pytest.mark.parametrize("output", ["", "no json", "[1]", "\\xff"])
+def test_the_experiments_page_is_known_while_the_trainer_still_runs(stand):
+    seen = []
+    page = "http://m/dashboard/experiments/1"
+
+    def look(_trainer: ProcessId | None) -> None:
+        wait_until(lambda: (stand.report.read(), stand.report.page)[1], within_s=20)
+        seen.append(stand.report.page)
+        (stand.folder / "seen").touch()
+
+    stand.on_start = look
+    stand.run(f"""
+        import os, sys, time
+        print("INFO: the experiment's page: {page}", file=sys.stderr, flush=True)
+        while not os.path.exists("seen"):
+            time.sleep(0.01)
+    """)
+    assert seen == [page]
+
+
+@pytest.mark.parametrize("output", ["", "no json", "[1]", "\\xff", '{"unsent":null}'])
 def test_a_summary_that_is_none_is_no_failure(stand, output):
-    assert stand.run(f"print('{output}')").ending is Ending.DONE
-    assert stand.report.page == ""
+    ended = stand.run(f"print('{output}')")
+    assert (ended.ending, ended.unsent) == (Ending.DONE, 0)
 
 
 def test_a_failure_is_told_as_its_annotation_says(stand):
@@ -146,13 +169,27 @@ def test_a_trainer_is_told_nothing_of_its_flow_process_but_the_life_line(stand, 
     assert (tmp_path / "told").read_text() == ""
 
 
+def test_a_host_that_has_no_room_for_it_is_waited_for(stand):
+    """A full disk, a work folder that is gone: the run Failed for good."""
+    (stand.folder / "attempt-0001.json").mkdir()
+    ended = stand.run("")
+    assert (ended.ending, ended.code) == (Ending.UNAVAILABLE, 75)
+    assert "not started on this host: " in str(ended.error)
+
+
+def test_a_target_of_the_worker_that_the_run_names_too_is_meant_once(stand):
+    """`sexpgpu run` refuses one that stands there twice."""
+    stand.run("", environment={"SLUGLINE_TARGETS": "syvain"}, targets=("syvain", "stdout"))
+    assert stand.told["targets"] == ("syvain", "stdout")
+
+
 def test_targets_of_the_worker_come_before_those_of_the_run(stand):
     stand.run("", environment={"SLUGLINE_TARGETS": "syvain stdout"}, targets=("jsonl:/x",))
     assert stand.told["targets"] == ("syvain", "stdout", "jsonl:/x")
 
 
 def command(**changes: Any) -> list[str]:
-    given = {"experiment": "/e.py", "slug": "a", "location": "s3://b/a", **changes}
+    given = {"experiment": "/e.py", "slug": "a", "location": "s3://bucket/a", **changes}
     return sexpgpu_command(
         TrainParameters(**given),
         experiment=Path("/e.py"),
@@ -166,7 +203,7 @@ def test_the_command_line_says_what_is_set_and_nothing_else():
     program, *words = command()
     assert program == str(Path(sys.executable).with_name("sexpgpu"))
     assert words == [
-        *("run", "/e.py", "--json", "--slug=a", "--location=s3://b/a", "--notice=20"),
+        *("run", "/e.py", "--json", "--slug=a", "--location=s3://bucket/a", "--notice=20"),
         *("--metrics=jsonl:/w/events.jsonl", "--metrics=syvain"),
     ]
 
@@ -202,6 +239,16 @@ def test_a_runs_folder_is_its_own_and_below_what_was_asked_for(tmp_path, monkeyp
     assert work_folder(given, {}) == tmp_path / "home/.local/state/slugline/a%2Fb"
     assert work_folder(given, {"SLUGLINE_WORK_DIR": str(tmp_path)}) == tmp_path / "a%2Fb"
     assert (tmp_path / "a%2Fb").is_dir()
+
+
+def test_a_runs_folder_is_whole_and_one_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+    """The trainer works in it: a relative one was another folder there, and no event was ever seen."""
+    monkeypatch.chdir(tmp_path)
+    given = TrainParameters(experiment="m", slug="a")
+    assert work_folder(given, {"SLUGLINE_WORK_DIR": "runs"}) == tmp_path / "runs/a"
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match=r"file/a cannot be made .*: set SLUGLINE_WORK_DIR"):
+        work_folder(given, {"SLUGLINE_WORK_DIR": "file"})
 
 
 def test_the_count_of_kills_for_memory_is_a_number_on_every_host():

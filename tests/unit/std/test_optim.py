@@ -33,7 +33,12 @@ def test_without_warm_up_the_first_update_has_the_peak():
     assert warmup_cosine(0.3, warmup=5, steps=5)(4) == 0.3
 
 
-@pytest.mark.parametrize("bad", [{"warmup": 6}, {"warmup": -1}, {"floor": 2.0}, {"floor": -1.0}])
+def test_a_run_shorter_than_the_warm_up_sees_only_the_way_up():
+    rate = warmup_cosine(1.0, warmup=10, steps=4)
+    assert [rate(step) for step in range(4)] == [0.1, 0.2, 0.3, 0.4]
+
+
+@pytest.mark.parametrize("bad", [{"warmup": -1}, {"floor": 2.0}, {"floor": -1.0}])
 def test_a_schedule_that_makes_no_sense_is_refused(bad: dict[str, Any]):
-    with pytest.raises(Rejected, match="0 <= warmup <= steps and 0 <= floor <= peak"):
+    with pytest.raises(Rejected, match="warmup >= 0 and 0 <= floor <= peak"):
         warmup_cosine(**{"peak": 1.0, "warmup": 1, "steps": 5, **bad})

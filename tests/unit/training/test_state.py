@@ -1,15 +1,21 @@
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
+from runtime.checkpoints.format import encode_json, read_tensors
+from runtime.checkpoints.snapshot import Snapshots
 from runtime.errors import Rejected
 from runtime.experiment.model import Batch, Experiment, Stage
 from runtime.training.precision import Precision
 from runtime.training.state import TrainingState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CPU = torch.device("cpu")
 
@@ -95,7 +101,7 @@ def make(
 ) -> Experiment:
     torch.manual_seed(0)
     model = model or Tied()
-    return Experiment(
+    experiment = Experiment(
         model=model,
         loss=loss,
         optimizer=optimizer(model.parameters(), **{"lr": 0.1, **options}),
@@ -103,6 +109,8 @@ def make(
         steps=3,
         state=state or {},
     )
+    state_of(experiment)
+    return experiment
 
 
 def train(experiment: Experiment, steps: int = 2) -> None:
@@ -112,18 +120,33 @@ def train(experiment: Experiment, steps: int = 2) -> None:
         experiment.optimizer.zero_grad()
 
 
+STATES: dict[int, tuple[Experiment, TrainingState]] = {}
+
+
 def state_of(experiment: Experiment) -> TrainingState:
-    return TrainingState(experiment, Precision(experiment.precision, CPU))
+    """The state of an experiment, made while that was as the file makes it: `make` asks for it first."""
+    made = TrainingState(experiment, Precision(experiment.precision, CPU))
+    return STATES.setdefault(id(experiment), (experiment, made))[1]
 
 
-def moved(
-    source: Experiment, target: Experiment, here: TrainingState | None = None
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    there = state_of(target)
-    tensors, data = (here or state_of(source)).capture()
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    there.fit(copies, data, source="step-00000002")
-    there.restore(copies, data)
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    STATES.clear()
+
+
+def moved(source: Experiment, target: Experiment) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Bring the state over as a checkpoint does: through the bytes of its files and its JSON."""
+    tensors, data = state_of(source).capture()
+    snapshots = Snapshots(expected_bytes=0)
+    layout, _ = snapshots.take(tensors)
+    files = [
+        torch.frombuffer(bytearray(snapshots.view(s.start, s.size_bytes)), dtype=torch.uint8)
+        for s in layout.shards
+    ]
+    copies, data = read_tensors(files, layout.whole), json.loads(encode_json(data))
+    state_of(target).fit(copies, data, source="step-00000002")
+    state_of(target).restore(copies, data)
     return copies, data
 
 
@@ -188,9 +211,8 @@ class _Fp32Moments(torch.optim.SGD):
 
 def test_an_option_that_was_edited_follows_the_file_and_the_others_the_checkpoint():
     source, target = make(weight_decay=0.1), make(weight_decay=0.2)
-    here = state_of(source)
     source.optimizer.param_groups[0]["lr"] = 0.03
-    moved(source, target, here)
+    moved(source, target)
     assert target.optimizer.param_groups[0]["weight_decay"] == 0.2
     assert target.optimizer.param_groups[0]["lr"] == 0.03
 
@@ -241,3 +263,140 @@ def test_a_trained_parameter_that_the_models_state_dict_leaves_out_is_refused():
         ValueError, match=r"shapes \[\(3, 3\), \(3,\)\] that are not in the model's state_dict"
     ):
         TrainingState(make(Adapters()), Precision("fp32", CPU)).check()
+
+
+class Odd(nn.Module):
+    """Buffers of every format, and the ways in which training makes, replaces and grows them."""
+
+    def __init__(self, window: int = 3, length: int = 2) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.inner.weight = nn.Parameter(torch.randn(3, 3).t())  # not contiguous
+        self.frozen = nn.Parameter(torch.randn(2), requires_grad=False)
+        self.same = nn.Parameter(
+            self.inner.weight.detach()[0], requires_grad=False
+        )  # a view of a trained one
+        for name, value in {
+            "scalar": torch.zeros(()),
+            "empty": torch.zeros(0, 3),
+            "mask": torch.zeros(3, dtype=torch.bool),
+            "phase": torch.zeros(3, dtype=torch.complex64),
+            "phases": torch.zeros(3, dtype=torch.complex128),
+            "brief": torch.zeros(3, dtype=torch.bfloat16),
+            "small": torch.zeros(3, dtype=torch.float8_e4m3fn),
+            "count": torch.zeros(3, dtype=torch.int16),
+            "expanded": torch.zeros(3).expand(2, 3),
+            "history": torch.zeros(0),
+            "late": None,
+        }.items():
+            self.register_buffer(name, value)
+        self.register_buffer("cache", None, persistent=False)
+        self.register_buffer("triangle", torch.ones(window, window).tril(), persistent=False)
+        self.register_buffer("table", torch.zeros(length))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: Any = x.detach().flatten()[:3]
+        odd: Any = self
+        odd.scalar += 1
+        odd.mask ^= seen > 1
+        for name in ("phase", "phases", "brief", "count"):
+            getattr(self, name).add_(seen.to(getattr(self, name).dtype))
+        odd.small = (odd.small.float() + seen).to(torch.float8_e4m3fn)
+        odd.expanded = (odd.expanded + seen).mean(0).expand(2, 3)
+        odd.history = torch.cat([odd.history, seen])
+        odd.late = seen.clone() if odd.late is None else odd.late + seen
+        odd.cache = seen.clone() if odd.cache is None else odd.cache + seen
+        if not hasattr(self, "unforeseen"):
+            self.register_buffer("unforeseen", torch.zeros(3))
+        odd.unforeseen += seen
+        return self.inner(x + odd.late + odd.cache + odd.unforeseen)  # type: ignore[no-any-return]
+
+
+def bits_of(experiment: Experiment) -> dict[str, tuple[torch.dtype, torch.Size, bytes]]:
+    return {
+        name: (
+            tensor.dtype,
+            tensor.shape,
+            bytes(tensor.detach().clone().contiguous().flatten().view(torch.uint8).numpy()),
+        )
+        for name, tensor in state_of(experiment).capture()[0].items()
+        if tensor.numel()
+    }
+
+
+def test_buffers_of_every_format_and_origin_come_back_and_go_on():
+    source, target = make(Odd()), make(Odd())
+    train(source)
+    moved(source, target)
+    assert bits_of(target) == bits_of(source)
+    train(source, 1)
+    train(target, 1)
+    assert bits_of(target) == bits_of(source)
+    model: Any = target.model
+    assert set(model.state_dict()) == set(source.model.state_dict())
+    assert model.same.data_ptr() == model.inner.weight[0].data_ptr()
+
+
+def test_a_buffer_outside_of_the_state_dict_follows_a_file_that_makes_it_in_another_form():
+    source, target = make(Odd(window=3)), make(Odd(window=5))
+    train(source)
+    moved(source, target)
+    assert target.model.triangle.shape == (5, 5)
+
+
+def test_a_buffer_inside_of_the_state_dict_does_not():
+    source, target = make(Odd(length=2)), make(Odd(length=4))
+    train(source)
+    with pytest.raises(Rejected, match=r"model/table is float32 \[2\] in it and float32 \[4\] here"):
+        moved(source, target)
+
+
+class Told:
+    """Keeps what it was told to."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (torch.eye(2).to_sparse(), r"state\.told\.value is a torch\.sparse_coo tensor"),
+        (object(), r"state\.told\.value is a object"),
+        ({(1, 2): 3}, r"has the key \(1, 2\)"),
+        ("\ud800", "surrogates not allowed"),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_refused_before_anything_starts(value: Any, says: str):
+    with pytest.raises(ValueError, match=says):
+        state_of(make(state={"told": Told(value)})).check()
+
+
+def test_a_scheduler_of_torch_among_the_state_goes_on():
+    experiments = [make(), make()]
+    schedulers = [torch.optim.lr_scheduler.StepLR(one.optimizer, 2, gamma=0.5) for one in experiments]
+    states = [
+        Experiment(
+            model=one.model,
+            loss=loss,
+            optimizer=one.optimizer,
+            stages=one.stages,
+            steps=3,
+            state={"s": scheduler},
+        )
+        for one, scheduler in zip(experiments, schedulers, strict=True)
+    ]
+    for one in states:
+        state_of(one)
+    for _ in range(3):
+        train(states[0], 1)
+        schedulers[0].step()
+    moved(*states)
+    assert schedulers[1].state_dict() == schedulers[0].state_dict()
+    assert states[1].optimizer.param_groups[0]["lr"] == states[0].optimizer.param_groups[0]["lr"] == 0.05

@@ -234,6 +234,35 @@ def test_an_evaluation_leaves_modes_buffers_and_gradients_as_they_were():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class Adapter(nn.Module):
+    """Merges its weights to evaluate and parts them to train, as adapters of low rank do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.low = nn.Linear(3, 1), nn.Parameter(torch.ones(1, 3))
+        self.merged = False
+
+    def train(self, mode: bool = True) -> Adapter:  # noqa: FBT001, FBT002 - torch's signature
+        super().train(mode)
+        if self.merged == mode:
+            with torch.no_grad():
+                self.base.weight.add_(self.low, alpha=-1 if mode else 1)
+            self.merged = not mode
+        return self
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        weight = self.base.weight if self.merged else self.base.weight + self.low
+        return data @ weight.t()
+
+
+def test_an_evaluation_ends_the_mode_as_it_began_it_by_train():
+    model = nn.Sequential(Adapter(), nn.Dropout(0.5))
+    model[1].eval()
+    evaluator(make(Rows([8]), model=model))(evaluation([8]), step=0, stage="only")
+    assert not model[0].merged
+    assert [module.training for module in model] == [True, False]
+
+
 class Seen:
     def __init__(self) -> None:
         self.batches = 0
@@ -264,6 +293,31 @@ def test_an_evaluation_that_a_signal_cuts_short_gives_back_the_buffers():
     experiment = make(Rows([8]), model=model)
     assert evaluator(experiment, lambda: next(asked))(evaluation([4, 4]), step=0, stage="only") is None
     assert model.calls.item() == 0
+
+
+class Caches(nn.Module):
+    """Fills a buffer at its first pass, and replaces one that nothing can be copied into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 1)
+        self.cache: torch.Tensor | None
+        self.register_buffer("cache", None)
+        self.register_buffer("row", torch.zeros(3).expand(2, 3))
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        self.cache = data.clone() if self.cache is None else self.cache
+        self.row = torch.ones(2, 3)
+        return self.out(data)  # type: ignore[no-any-return]
+
+
+def test_an_evaluation_that_a_signal_cuts_short_unmakes_buffers_of_every_kind():
+    model = Caches()
+    asked = iter([False, True])
+    experiment = make(Rows([8]), model=model)
+    assert evaluator(experiment, lambda: next(asked))(evaluation([4, 4]), step=0, stage="only") is None
+    assert model.cache is None
+    assert torch.equal(model.row, torch.zeros(2, 3))
 
 
 def test_an_evaluation_whose_loader_dies_of_the_signal_has_never_been():

@@ -1,0 +1,45 @@
+"""What a flow process reports when it could not begin to look after its run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows import train
+from flows.assignment import Assignment
+from flows.parameters import TrainParameters
+from flows.server import FlowRun, State
+from runtime.errors import Rejected, Unavailable
+
+NOW = datetime(2027, 1, 1, tzinfo=UTC)
+PARAMETERS = TrainParameters(experiment="m", slug="a", location="s3://bucket/a")
+
+
+@pytest.mark.parametrize(("error", "state"), [(Unavailable("away"), "CRASHED"), (Rejected("bad"), "FAILED")])
+def test_a_start_that_its_surroundings_prevent_is_left_to_rescue_and_a_mistake_is_not(
+    monkeypatch, error, state
+):
+    """A Prefect or a work folder that was away for a moment ended the run as Failed, for good."""
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(train, "_care_for", refuse)
+    reported = train.keep_run(PARAMETERS, lambda *_, **__: [])
+    assert (reported.type.value, reported.message) == (state, str(error))
+
+
+@pytest.mark.parametrize(
+    ("kind", "leaves"), [("RUNNING", True), ("CRASHED", True), ("FAILED", False), ("CANCELLED", False)]
+)
+def test_the_newer_of_two_flow_runs_of_a_slug_leaves_while_the_older_is_live(kind, leaves):
+    """Rescue schedules a crashed one again: then there were two."""
+    state = State(id="s", type=kind, name=kind, timestamp=NOW)
+    older = FlowRun(id="older", name="a", state=state, created=NOW)
+    newer = FlowRun(id="newer", name="a", state=state, created=NOW + timedelta(seconds=1))
+    server: Any = SimpleNamespace(runs=lambda **_: [newer, older])
+    first = train._first_of(server, newer, Assignment(parameters=PARAMETERS, host=None))
+    assert (first is older) is leaves

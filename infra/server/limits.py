@@ -124,18 +124,18 @@ def compact_object(value: Mapping[str, Any], *, field: str) -> str:
     Raises:
         Refused: The object is too large or nested too deeply, or holds what strict JSON cannot say.
     """
-    check(partial(limits.check_nesting, field), value)
-    _check_strict(value, field)
     text = _encoded(value, field)
     size = len(text)
-    if size > limits.MAX_METADATA_BYTES:
+    if limits.MAX_METADATA_BYTES < size <= 4 * limits.MAX_METADATA_BYTES:  # `-0.0,` is `0,` at best
         size = len(_encoded(_whole_floats(value), field))
-    if size > limits.MAX_METADATA_BYTES:
+    if size > limits.MAX_METADATA_BYTES:  # before its values are looked at, which may be many
         raise Refused(
             "limit_exceeded",
             f"{field} takes at most {limits.MAX_METADATA_BYTES:,} bytes of compact JSON, got {size:,}",
             details={"field": field, "size": size, "limit": limits.MAX_METADATA_BYTES},
         )
+    check(partial(limits.check_nesting, field), value)
+    _check_strict(value, field)
     return text.decode()
 
 
@@ -151,6 +151,7 @@ def _encoded(value: Mapping[str, Any], field: str) -> bytes:
     try:
         return limits.compact(value)
     except ValueError as error:
+        check(partial(limits.check_nesting, field), value)
         raise Refused("invalid_event", f"{field}: {error}") from error
 
 

@@ -228,5 +228,8 @@ def _utf8(what: str, text: str) -> bytes:
 
 
 def _short(value: object) -> str:
-    shown = ascii(value)
+    try:
+        shown = ascii(value)
+    except RecursionError:
+        shown = f"a {type(value).__name__} that nests too deeply"
     return shown if len(shown) <= 60 else shown[:57] + "..."

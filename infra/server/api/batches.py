@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 
-from infra.server.api.envelopes import check_size, convert, decode_answerable
+from infra.server.api.envelopes import check_size, convert, decode_answerable, with_double
 from infra.server.limits import (
     MAX_MESSAGE_ID_BYTES,
     check,
@@ -243,6 +243,7 @@ def _command(event: dict[str, Any], experiment_id: str) -> Record | Other:
 
 
 def _converted(event: dict[str, Any]) -> _Event:
+    with_double(event.get("data"), "metricValue")
     try:
         converted: _Event = convert(event, _EVENTS)
     except msgspec.ValidationError as error:

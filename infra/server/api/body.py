@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from anyio import to_thread
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 
@@ -17,16 +18,33 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-__all__ = ["MAX_BODY_BYTES", "OFFER_GZIP", "BodyBudget", "BoundedRoute", "read_body"]
+__all__ = [
+    "LARGE_BYTES",
+    "MAX_BODY_BYTES",
+    "MAX_UNPACKED_BYTES",
+    "OFFER_GZIP",
+    "BodyBudget",
+    "BoundedRoute",
+    "aside",
+    "read_body",
+]
 
+T = TypeVar("T")
 MAX_BODY_BYTES = 128 * 2**20
 """The largest batch that a public client can make is 1,000 events of 113 KB."""
+
+MAX_UNPACKED_BYTES = 256 * 2**20
+"""What a body's JSON may take once it is decoded: three bytes of `[],` become a list of ninety-six."""
 
 OFFER_GZIP = {"Accept-Encoding": "gzip"}
 """On a reply, tells a client that its next request body may be compressed."""
 
 _MAX_BODIES_BYTES = 512 * 2**20
 _PIECE_BYTES = 2**20
+_UNPACKED_BYTES = {b"{": 240, b"[": 64, b",": 32}
+"""What an object, a list and a place in one take at least; in a text they count as well."""
+LARGE_BYTES = 256 * 2**10
+"""What is larger is not worked on in one go, while everybody else waits."""
 
 
 class BodyBudget:
@@ -34,6 +52,7 @@ class BodyBudget:
 
     def __init__(self, *, max_bytes: int = _MAX_BODIES_BYTES) -> None:
         self._free_bytes = max_bytes
+        self.turn = asyncio.Lock()
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
@@ -87,6 +106,20 @@ async def read_body(request: Request) -> bytes:
     return await request.body()
 
 
+async def aside(request: Request, decode: Callable[[bytes], T]) -> T:
+    """Return what a request's body is decoded to. A large one is decoded beside the loop, one at a time.
+
+    Raises:
+        Refused: `decode` refused.
+    """
+    body = await read_body(request)
+    if len(body) <= LARGE_BYTES:
+        return decode(body)
+    budget: BodyBudget = request.app.state.body_budget
+    async with budget.turn:
+        return await to_thread.run_sync(decode, body)
+
+
 class _Read(Request):
     """A request whose body is there already."""
 
@@ -99,7 +132,8 @@ async def _decoded(request: Request, limit: int, take: Callable[[int], None]) ->
     """Return the body before compression; `take` is told of every byte that is kept.
 
     Raises:
-        Refused: It is too large before or after decompression, in an unknown encoding, or no gzip at all.
+        Refused: It is too large before or after decompression or would be once it is decoded, in an unknown
+            encoding, or no gzip at all.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in {"identity", "gzip"}:
@@ -108,11 +142,14 @@ async def _decoded(request: Request, limit: int, take: Callable[[int], None]) ->
         )
     if _announced(request) > limit:
         raise _too_large(limit)
-    parts, size = [], 0
+    parts, size, unpacked = [], 0, 0
     async for part in _inflated(request) if encoding == "gzip" else request.stream():
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        unpacked += sum(part.count(sign) * weight for sign, weight in _UNPACKED_BYTES.items())
+        if unpacked > MAX_UNPACKED_BYTES:
+            raise Refused("body_too_large", "the body holds too many lists, objects and values: send fewer")
         take(len(part))
         parts.append(part)
     return b"".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from infra.server.refusals import Refused
 from runtime.events import limits
 
 __all__ = [
+    "Answer",
     "Envelope",
     "Reply",
     "check_size",
@@ -26,13 +28,18 @@ __all__ = [
     "encode_replies",
     "error_data",
     "reply_line",
+    "with_double",
 ]
 
 T = TypeVar("T")
-Reply = tuple[str, Mapping[str, Any]] | Refused
-"""The name of the reply event without its prefix, and its data; or why there is none."""
+Answer = tuple[str, Mapping[str, Any]]
+"""The name of a reply event without its prefix, and its data."""
+Reply = tuple[str, Mapping[str, Any] | orjson.Fragment] | Refused
+"""An answer, its data perhaps encoded already; or why there is none."""
 
 _PREFIX = "syvain.v2."
+_MAX_DIGITS = 400
+"""No double has more before its point: what is longer is infinite, and refused as such."""
 _PLAIN = re.compile(r"[ !#-\[\]-~]*")
 """Texts that JSON writes as they are."""
 
@@ -89,9 +96,23 @@ def decode_loosely(body: bytes) -> Any:
         Refused: It is no JSON even so.
     """
     try:
-        return json.loads(body)
+        return _loads(body)
     except (ValueError, RecursionError) as error:
         raise Refused("malformed_request", f"the body is not JSON: {error}") from error
+
+
+def _loads(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # an integer of more digits than Python takes
+        return json.loads(body, parse_int=_integer)
+
+
+def _integer(text: str) -> float:
+    """Return an integer, or the double nearest to one that nobody could store."""
+    return int(text) if len(text) <= _MAX_DIGITS else float(text)
 
 
 def convert(decoded: Any, kind: type[T]) -> T:
@@ -103,9 +124,20 @@ def convert(decoded: Any, kind: type[T]) -> T:
     """
     try:
         limits.compact(decoded)
-    except ValueError as error:
+        return msgspec.convert(decoded, kind)
+    except msgspec.ValidationError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise Refused("invalid_event", str(error)) from error
-    return msgspec.convert(decoded, kind)
+
+
+def with_double(fields: Any, name: str) -> None:
+    """Make a double of an integer that stands where one belongs: JavaScript writes 1e20 with its zeros."""
+    if isinstance(fields, dict) and type(value := fields.get(name)) is int:
+        try:
+            fields[name] = float(value)
+        except OverflowError:
+            fields[name] = math.inf
 
 
 def encode_replies(correlations: Sequence[str], replies: Sequence[Reply]) -> bytes:
@@ -158,7 +190,7 @@ def _reply(correlation: str, reply: Reply) -> dict[str, Any]:
     return {"correlationId": correlation, "event": event, "data": data}
 
 
-def _event_and_data(reply: Reply) -> tuple[str, Mapping[str, Any]]:
+def _event_and_data(reply: Reply) -> tuple[str, Mapping[str, Any] | orjson.Fragment]:
     if isinstance(reply, Refused):
         return _PREFIX + "error", error_data(reply)
     return _PREFIX + reply[0], reply[1]

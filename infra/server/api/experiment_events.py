@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from fastapi import APIRouter, Request, Response
 
 from infra.server.api import batches, event_schemas
-from infra.server.api.body import OFFER_GZIP, read_body
+from infra.server.api.body import OFFER_GZIP, aside
 from infra.server.api.context import GuardedRoute, needs, session_of, store_of
 from infra.server.api.described import Operation, describe
 from infra.server.api.envelopes import Reply, encode_mixed
@@ -41,7 +41,7 @@ _NAMES: dict[str, Literal["started", "done", "errored"]] = {
 async def experiment_events(experiment_id: str, request: Request) -> Response:
     """Apply a batch: each event once, in order, each answered for itself. An empty one is a sign of life."""
     session = await session_of(request, experiment_id)
-    batch = batches.decode(await read_body(request), experiment_id)
+    batch = await aside(request, lambda body: batches.decode(body, experiment_id))
     store = store_of(request)
     refused, refused_others = await store.write(
         lambda connection: store.ingest.apply_columns(

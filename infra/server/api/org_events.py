@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import orjson
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
+from starlette.responses import StreamingResponse
 
 from infra.server.api import event_schemas
-from infra.server.api.body import OFFER_GZIP, read_body
+from infra.server.api.body import LARGE_BYTES, OFFER_GZIP, aside
 from infra.server.api.context import GuardedRoute, Principal, needs, principal_of, store_of
 from infra.server.api.described import Operation, describe
-from infra.server.api.envelopes import Envelope, Reply, convert, decode_batch, encode_replies
+from infra.server.api.envelopes import Answer, Envelope, Reply, convert, decode_batch, encode_replies
 from infra.server.api.prometheus import measures_of
 from infra.server.limits import check, check_folder_name, compact_object
 from infra.server.refusals import Refused
@@ -22,6 +24,8 @@ from infra.server.store import experiments, folders, series, sessions
 from runtime.events import limits
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from infra.server.store.sessions import Token
     from infra.server.store.store import Store
 
@@ -31,6 +35,8 @@ router = APIRouter(route_class=GuardedRoute)
 S = TypeVar("S", bound=msgspec.Struct)
 _PREFIX = "syvain.v2."
 _MAX_IDS = 500
+_MAX_ANSWERS_BYTES = 64 * 2**20
+"""Together; 500 records of the largest metadata fit. The last answer that begins within it comes whole."""
 
 
 class _Open(msgspec.Struct):
@@ -93,7 +99,7 @@ class _Asked(msgspec.Struct):
             raise Refused("invalid_event", str(error)) from error
 
 
-_Handler = Callable[[Connection, _Asked], Reply]
+_Handler = Callable[[Connection, _Asked], Answer]
 
 
 @router.post("/api/v2/events")
@@ -108,24 +114,57 @@ _Handler = Callable[[Connection, _Asked], Reply]
 )
 async def org_events(request: Request) -> Response:
     """Answer a batch in order. Message ids are for correlation only: clients reuse them."""
-    principal = principal_of(request)
-    events = decode_batch(await read_body(request), _decoder)
+    principal, room = principal_of(request), _Room()
+    events = await aside(request, lambda body: decode_batch(body, _decoder))
     correlations, replies = [], []
     for event in events:
         message_id = str(event["messageId"]) if isinstance(event, dict) else event.messageId
         correlations.append(message_id)
-        replies.append(await _answer(store_of(request), event, principal))
+        replies.append(await _answer(store_of(request), event, principal, room))
     measures_of(request).events(len(replies), (reply for reply in replies if isinstance(reply, Refused)))
-    return Response(encode_replies(correlations, replies), headers=OFFER_GZIP, media_type="application/json")
+    body = encode_replies(correlations, replies)
+    if len(body) <= LARGE_BYTES:
+        return Response(body, headers=OFFER_GZIP, media_type="application/json")
+    return StreamingResponse(_pieces(body), headers=OFFER_GZIP, media_type="application/json")
 
 
-async def _answer(store: Store, event: _Envelope | dict[str, Any], principal: Principal) -> Reply:
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """Yield what is compressed and sent while others get their turn in between."""
+    for first in range(0, len(body), LARGE_BYTES):
+        yield body[first : first + LARGE_BYTES]
+
+
+class _Room:
+    """What the answers to one batch may still take."""
+
+    def __init__(self) -> None:
+        self._left_bytes = _MAX_ANSWERS_BYTES
+
+    def check(self) -> None:
+        """Refuse a question once the answers before it took everything."""
+        if self._left_bytes <= 0:
+            raise Refused(
+                "limit_exceeded",
+                f"answers take at most {_MAX_ANSWERS_BYTES:,} bytes a request: ask for fewer at once",
+            )
+
+    def take(self, name: str, data: Any) -> Reply:
+        """Return an answer, encoded where it was read: some are large."""
+        text = orjson.dumps(data)
+        self._left_bytes -= len(text)
+        return name, orjson.Fragment(text)
+
+
+async def _answer(
+    store: Store, event: _Envelope | dict[str, Any], principal: Principal, room: _Room
+) -> Reply:
     try:
         if isinstance(event, dict):
             event = _converted(event)
         asked = _Asked(event.data, principal.organisation.id, store.clock_ms())
         if (query := _QUERIES.get(event.event)) is not None:
-            return await store.read(lambda connection: query(connection, asked))
+            room.check()
+            return await store.read(lambda connection: room.take(*query(connection, asked)))
         if (change := _CHANGES.get(event.event)) is not None:
             principal.demand("write")
             return await store.write(lambda connection: change(connection, asked))
@@ -143,7 +182,7 @@ def _converted(event: dict[str, Any]) -> _Envelope:
         raise Refused("invalid_event", str(error)) from error
 
 
-def _open(connection: Connection, asked: _Asked) -> Reply:
+def _open(connection: Connection, asked: _Asked) -> Answer:
     data = asked.fields(_Open)
     opened = experiments.open_experiment(
         connection,
@@ -156,7 +195,7 @@ def _open(connection: Connection, asked: _Asked) -> Reply:
     return "experiment.opened", {**_token(opened.uid, opened.token), "acceptsTimestampMs": True}
 
 
-def _refresh(connection: Connection, asked: _Asked) -> Reply:
+def _refresh(connection: Connection, asked: _Asked) -> Answer:
     data = asked.fields(_Refresh)
     token = sessions.refresh(
         connection,
@@ -177,20 +216,20 @@ def _token(experiment_id: str, token: Token) -> dict[str, Any]:
     }
 
 
-def _create_folder(connection: Connection, asked: _Asked) -> Reply:
+def _create_folder(connection: Connection, asked: _Asked) -> Answer:
     data = asked.fields(_Create)
     name = check(check_folder_name, data.name)
     uid = folders.create(connection, asked.organisation_id, name, data.parentFolderId, now_ms=asked.now_ms)
     return "folder.created", {"folderId": uid}
 
 
-def _rename_folder(connection: Connection, asked: _Asked) -> Reply:
+def _rename_folder(connection: Connection, asked: _Asked) -> Answer:
     data = asked.fields(_Rename)
     folders.rename(connection, asked.organisation_id, data.folderId, check(check_folder_name, data.name))
     return "folder.renamed", {"folderId": data.folderId}
 
 
-def _move_folder(connection: Connection, asked: _Asked) -> Reply:
+def _move_folder(connection: Connection, asked: _Asked) -> Answer:
     data = asked.fields(_Move)
     folders.move(
         connection, asked.organisation_id, data.folderId, from_uid=data.fromFolderId, to_uid=data.toFolderId
@@ -198,7 +237,7 @@ def _move_folder(connection: Connection, asked: _Asked) -> Reply:
     return "folder.moved", {"folderId": data.folderId}
 
 
-def _place(connection: Connection, asked: _Asked) -> Reply:
+def _place(connection: Connection, asked: _Asked) -> Answer:
     data = asked.fields(_Place)
     folders.place(
         connection,
@@ -210,22 +249,22 @@ def _place(connection: Connection, asked: _Asked) -> Reply:
     return "folderexperiment.moved", {"experimentId": data.experimentId, "folderId": data.toFolderId}
 
 
-def _tree(connection: Connection, asked: _Asked) -> Reply:
+def _tree(connection: Connection, asked: _Asked) -> Answer:
     return "foldertree.read", folders.tree(connection, asked.organisation_id)
 
 
-def _experiment(connection: Connection, asked: _Asked) -> Reply:
+def _experiment(connection: Connection, asked: _Asked) -> Answer:
     row = experiments.find(connection, asked.organisation_id, asked.fields(_Experiment).experimentId)
     return "query.experiment.result", {"experiment": experiments.record(row)}
 
 
-def _experiments(connection: Connection, asked: _Asked) -> Reply:
+def _experiments(connection: Connection, asked: _Asked) -> Answer:
     rows, missing = _found(connection, asked)
     records = [experiments.record(row) for row in rows]
     return "query.experiments.result", {"experiments": records, "missingExperimentIds": missing}
 
 
-def _revisions(connection: Connection, asked: _Asked) -> Reply:
+def _revisions(connection: Connection, asked: _Asked) -> Answer:
     rows, missing = _found(connection, asked)
     found = [{"experimentId": row.uid, **experiments.revisions(row)} for row in rows]
     return "query.revisions.result", {"revisions": found, "missingExperimentIds": missing}
@@ -240,12 +279,12 @@ def _found(connection: Connection, asked: _Asked) -> tuple[list[Any], list[str]]
     return [rows[uid] for uid in ids if uid in rows], [uid for uid in ids if uid not in rows]
 
 
-def _catalog(connection: Connection, asked: _Asked) -> Reply:
+def _catalog(connection: Connection, asked: _Asked) -> Answer:
     row = experiments.find(connection, asked.organisation_id, asked.fields(_Experiment).experimentId)
     return "query.catalog.result", {"experimentId": row.uid, "series": series.catalog(connection, row.id)}
 
 
-def _annotations(connection: Connection, asked: _Asked) -> Reply:
+def _annotations(connection: Connection, asked: _Asked) -> Answer:
     row = experiments.find(connection, asked.organisation_id, asked.fields(_Experiment).experimentId)
     return "query.annotations.result", {"annotations": annotation_rows.of_experiment(connection, row.id)}
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 
 from infra.server.api import event_schemas
-from infra.server.api.body import read_body
+from infra.server.api.body import aside
 from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.api.described import Operation, describe
 from infra.server.api.envelopes import Envelope, convert, decode_loosely, reply_line
@@ -31,6 +31,7 @@ __all__ = ["router"]
 router = APIRouter(route_class=GuardedRoute)
 _EVENT = "syvain.v2.query.experimentseries"
 _MAX_NAMES = 1000
+_MAX_FILTERS = 64
 
 
 class _Filter(msgspec.Struct):
@@ -75,20 +76,22 @@ _Envelope = Envelope[_Query]
 async def query_series(request: Request) -> Response:
     """Stream every partition's points along the axis, a summary for each name, and `done` last."""
     organisation = principal_of(request).organisation
-    envelope = _decoded(decode_loosely(await read_body(request)))
+    envelope = await aside(request, _decoded)
     lines = _lines(store_of(request), organisation.id, envelope)
     return StreamingResponse(_in_threads(lines), media_type="application/x-ndjson")
 
 
-def _decoded(body: Any) -> _Envelope:
+def _decoded(body: bytes) -> _Envelope:
     try:
-        envelope = convert(body, _Envelope)
+        envelope = convert(decode_loosely(body), _Envelope)
     except msgspec.ValidationError as error:
         raise Refused("malformed_request", str(error)) from error
     if envelope.event != _EVENT:
         raise Refused("malformed_request", f"event must be {_EVENT}, got {envelope.event[:80]!r}")
     if envelope.data.seriesNames is not None and len(envelope.data.seriesNames) > _MAX_NAMES:
         raise Refused("malformed_request", f"seriesNames takes at most {_MAX_NAMES:,} names")
+    if len(envelope.data.filter) > _MAX_FILTERS:
+        raise Refused("malformed_request", f"filter takes at most {_MAX_FILTERS} conditions")
     return envelope
 
 

@@ -8,12 +8,14 @@ import threading
 import time
 import uuid
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import httpx
 import pytest
 from starlette.responses import StreamingResponse
 
+from infra.server.api import batches, org_events
 from infra.server.api.app import create_app
 from infra.server.api.body import MAX_BODY_BYTES, BodyBudget
 from infra.server.patience import Patience, PatientProtocol
@@ -212,6 +214,44 @@ def test_a_bomb_is_refused_at_the_limit_and_what_it_took_is_free_again(client, a
     assert app.state.body_budget._free_bytes == 512 * 2**20
 
 
+@pytest.mark.parametrize("many", [b"[],", b'{"":0},', b"1.5,", b"[[[]]],"])
+def test_a_body_that_unpacks_to_too_much_is_refused_before_it_is_decoded(client, app, slug, many):
+    experiment = client.open(slug)
+    body = b"[" + many * (24 * 2**20 // len(many)) + b"0]"
+    headers = {**client.authorization, "content-encoding": "gzip"}
+    for path, authorization in [
+        ("/api/v2/events", client.authorization),
+        (f"/api/v2/experiments/{experiment.id}/events", {"authorization": f"Bearer {experiment.token}"}),
+        ("/api/v2/query/series", client.authorization),
+        ("/api/v1/experiments", client.authorization),
+    ]:
+        response = client.http.post(
+            path, content=gzip.compress(body * 2, 1), headers={**headers, **authorization}
+        )
+        assert response.status_code == 413, path
+        assert "code=body_too_large" in response.json()["error"]["details"]
+    assert app.state.body_budget._free_bytes == 512 * 2**20
+
+
+def test_nobody_waits_while_a_large_body_is_decoded(client, app, slug, monkeypatch):
+    """The decoding ends only once somebody else was answered."""
+    experiment, answered, decode = client.open(slug), threading.Event(), batches.decode
+
+    def slow(body, experiment_id):
+        assert answered.wait(10)
+        return decode(body, experiment_id)
+
+    monkeypatch.setattr(batches, "decode", slow)
+    large = [experiment.event("annotate", annotation="n" * 16_000) for _ in range(20)]
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(experiment.post, large)
+        while not app.state.body_budget.turn.locked():
+            assert not sent.done()
+        assert answers(client)
+        answered.set()
+        assert sent.result().status_code == 200
+
+
 @pytest.mark.parametrize(
     "body",
     [b"nothing", gzip.compress(b"[]")[:-4], gzip.compress(b"[]") * 2, gzip.compress(b"[]") + b"x", b""],
@@ -249,6 +289,30 @@ def test_all_bodies_together_are_bounded_and_who_comes_too_much_is_told_to_come_
         assert answers(client)
     finally:
         app.state.body_budget = whole
+
+
+def test_the_answers_to_one_request_are_bounded_and_changes_are_not(client, slug, monkeypatch):
+    monkeypatch.setattr(org_events, "_MAX_ANSWERS_BYTES", 10)
+    opening = {"messageId": "1", "event": "syvain.v2.experiment.open", "data": {"slug": slug}}
+    replies = client.post([*OPEN, *OPEN, opening, *OPEN]).json()
+    codes = [reply["data"].get("code") for reply in replies]
+    assert codes == [None, "limit_exceeded", None, "limit_exceeded"]
+    assert answers(client)
+
+
+def test_a_large_answer_comes_whole_plain_and_compressed(client, slug):
+    experiment = client.open(slug, meta={"text": uuid.uuid4().hex * 1_800})
+    asked = {"event": "syvain.v2.query.experiment", "data": {"experimentId": experiment.id}}
+    events = [{"messageId": str(place), **asked} for place in range(20)]
+    for encoding in ("identity", "gzip"):
+        response = client.http.post(
+            "/api/v2/events", json=events, headers={**client.authorization, "accept-encoding": encoding}
+        )
+        assert len(response.content) > 2**20
+        assert [reply["correlationId"] for reply in response.json()] == [one["messageId"] for one in events]
+        assert {json.dumps(reply["data"]["experiment"]) for reply in response.json()} == {
+            json.dumps(client.record(experiment.id))
+        }
 
 
 def test_a_client_that_goes_away_leaves_no_trace(client, app, caplog):

@@ -1,5 +1,6 @@
 """Bodies as batches: decoded at once or event by event, the same is asked for."""
 
+import contextlib
 import json
 
 import orjson
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.server.api import batches
+from infra.server.refusals import Refused
 from infra.server.store.commands import Annotate, Change
 
 ID = "e"
@@ -31,6 +33,8 @@ changes = st.sampled_from(
         {"step": None},
         {"step": 1.0},
         {"metricValue": 7},
+        {"metricValue": 10**20},
+        {"metricValue": -(10**400)},
         {"metricValue": True},
         {"metricName": ""},
         {"metricName": "a b"},
@@ -42,6 +46,7 @@ changes = st.sampled_from(
         {"meta": {"k" * 129: ""}},
         {"experimentId": "other"},
         {"extra": [1, {"x": None}]},
+        {"extra": 2**64},
     ]
 )
 message_ids = st.sampled_from(["i", "", "é", "x" * 256, "x" * 257, "é" * 128, "é" * 129, 'quo"te'])
@@ -76,7 +81,7 @@ def asked(batch):
 
 @given(st.lists(events, max_size=5))
 def test_the_quick_way_and_the_careful_way_say_the_same(table):
-    body = orjson.dumps(table)
+    body = json.dumps(table).encode()
     careful = batches._one_by_one(json.loads(body), ID)
     assert asked(batches.decode(body, ID)) == asked(careful)
 
@@ -107,3 +112,24 @@ def test_metadata_that_is_looked_up_as_it_stands_is_still_judged(meta):
     batch = batches.decode(body, ID)
     careful = batches._one_by_one(json.loads(body), ID)
     assert asked(batch) == asked(careful)
+
+
+def test_a_number_of_too_many_digits_costs_its_own_event_alone():
+    body = json.dumps([metric("a"), metric("b", step=1), metric("c", metricValue=2), event("annotate", "d")])
+    body = body.replace('"step": 1', f'"step": {"1" * 5000}').replace(
+        '"metricValue": 2', f'"metricValue": -{"1" * 5000}'
+    )
+    batch = batches.decode(body.encode(), ID)
+    assert list(batch.record_places) == [0]
+    assert set(batch.refused) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("depth", range(100, 1400, 13))
+def test_however_deep_an_event_nests_it_is_taken_or_refused(depth):
+    """Near the interpreter's own bound what is read can be too deep to be shown in the refusal."""
+    body = json.dumps([event("annotate", annotation="n", meta={"a": 0})])
+    for deep in (depth + more for more in range(13)):
+        nested = body.replace('"a": 0', f'"a": {"[" * deep}{"]" * deep}').encode()
+        with contextlib.suppress(Refused):
+            batch = batches.decode(nested, ID)
+            assert deep <= 128 if not batch.refused else batch.refused[0].status == 422

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from infra.server import limits
 from infra.server.limits import check_folder_name, check_message_id, check_value, compact_object, partition
 from infra.server.refusals import RETRYABLE_STATUSES, Refused, StoreUnavailable
 
@@ -62,6 +63,12 @@ def test_what_strict_json_cannot_say_is_refused(value):
     with pytest.raises(Refused) as refused:
         compact_object({"a": value}, field="meta")
     assert refused.value.code == "invalid_event"
+
+
+def test_a_huge_object_is_refused_by_its_size_before_its_values_are_looked_at(monkeypatch):
+    monkeypatch.setattr(limits, "_check_strict", pytest.fail)
+    with pytest.raises(Refused, match="at most 65,536 bytes"):
+        compact_object({"a": [[]] * 200_000}, field="meta")
 
 
 def test_nesting_is_bounded():

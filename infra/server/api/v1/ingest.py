@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from infra.server.api.context import GuardedRoute, needs, session_of, store_of
 from infra.server.api.described import Operation, describe
+from infra.server.api.envelopes import with_double
 from infra.server.api.v1.experiments import Time
 from infra.server.api.v1.requests import answer, body_of, fitting
 from infra.server.limits import check_value, partition
@@ -94,6 +95,7 @@ async def ingest(request: Request, experiment_id: str) -> Response:
 
 
 def _checked(item: Any) -> Record | Refused:
+    with_double(item, "value")
     try:
         metric = fitting(item, IngestMetric)
         check_value(metric.value)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from infra.server.api.body import read_body
+from infra.server.api.body import aside, read_body
 from infra.server.api.context import principal_of, store_of
 from infra.server.api.envelopes import decode_loosely
 from infra.server.refusals import Refused
@@ -33,7 +33,7 @@ async def body_of(request: Request, kind: type[S]) -> S:
     Raises:
         Refused: It is no JSON, does not fit, or holds what cannot be stored.
     """
-    return fitting(decode_loosely(await _raw(request)), kind)
+    return await aside(request, lambda body: fitting(decode_loosely(body), kind))
 
 
 def fitting(decoded: Any, kind: type[S]) -> S:
@@ -131,17 +131,9 @@ async def _repeatable(request: Request) -> Repeatable | None:
         key,
         method=request.method,
         path=request.url.path,
-        body=await _raw(request),
+        body=await read_body(request),
     )
 
 
 def _same_key(one: Repeatable, other: Repeatable) -> bool:
     return (one.organisation_id, one.hash) == (other.organisation_id, other.hash)
-
-
-async def _raw(request: Request) -> bytes:
-    """Return the request's body, which is read once."""
-    found: bytes | None = getattr(request.state, "raw_body", None)
-    if found is None:
-        found = request.state.raw_body = await read_body(request)
-    return found

@@ -1,0 +1,246 @@
+"""The Metrics server against MLflow's and Trackio's: the same points, durably, each server on one core.
+
+    python benchmarks/metrics_server.py [--only ingest --only read ...] [--points 400000]
+
+`ingest`: what our own sender and the public collector bring to it over HTTP, as the clients that they are,
+which share the other core, and with their batches made beforehand, so that only the server bounds. `peers`:
+the same points to the peers' servers. `read`: a series of a million points, a chart of ten million. `memory`:
+ten thousand experiments. The last line is JSON, with `points_per_s`, `points_per_s_foreign`, `over_mlflow`,
+`chart_ms`, `bytes_per_point` and `rss_mib` among others.
+"""
+
+# ruff: noqa: E402 - the repository's root comes before what is imported from it
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import metrics_clients, metrics_memory, metrics_peers, metrics_points, metrics_reading
+from benchmarks.metrics_processes import (
+    Client,
+    Sent,
+    on_the_servers_core,
+    pin_client,
+    resident_mib,
+    size_of,
+    together,
+)
+from tests.support.metrics_server import MetricsClient, MetricsServer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.metrics_peers import Peer
+    from benchmarks.metrics_points import Point
+
+PARTS = ("ingest", "peers", "read", "memory")
+CLIENTS = 4
+OURS = {
+    "our sender": "sender",
+    "our sender's batches": "senders-batches",
+    "public collector": "collector",
+    "public collector's batches": "collectors-batches",
+}
+RUN_STEPS = 2_000
+RUNS = 20
+_DATABASE = "metrics.sqlite3*"
+_EVENTS = 1_000
+
+
+def main() -> None:
+    given = _arguments()
+    if given.client:
+        role, url, slug, file = given.client
+        metrics_clients.act(role, url, slug, Path(file))
+        return
+    pin_client()
+    parts = given.only or PARTS
+    with tempfile.TemporaryDirectory() as name:
+        figures = measure(Path(name), given, parts)
+    print(json.dumps(figures))
+
+
+def measure(folder: Path, given: argparse.Namespace, parts: Sequence[str]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    if {"ingest", "peers"} & set(parts):
+        run = metrics_points.record(folder, steps=RUN_STEPS)
+        rows: dict[str, Sent] = {}
+        print(
+            f"a real run of {RUN_STEPS:,} steps said {len(run):,} points; {CLIENTS} clients at once\n{_HEAD}"
+        )
+        if "ingest" in parts:
+            files, points = _files(folder, run, given.points, "ours")
+            for row, role in OURS.items():
+                rows[row] = _show(row, ours(folder / role, role, files, points))
+            figures |= _our_figures(rows)
+            figures["bytes_per_point"] = real_runs(folder / "runs", run)
+        if "peers" in parts:
+            files, points = _files(folder, run, given.peer_points, "peers")
+            peers = [metrics_peers.MLflow, metrics_peers.Trackio]
+            for peer in [kind(folder / kind.name, given.peers) for kind in peers]:
+                rows[peer.name] = _show(peer.name, peer.write(files, points))
+                figures |= _reading_of(peer, given.peer_read)
+            figures |= _peer_figures(rows)
+    if "read" in parts:
+        figures |= metrics_reading.measure(MetricsServer(folder / "read"))
+        figures["chart_ms"] = max(figures["chart_first_ms"], figures["chart_warm_ms"])
+    if "memory" in parts:
+        figures |= metrics_memory.measure(MetricsServer(folder / "memory"))
+    for name, value in figures.items():
+        print(f"{name:>28} {value:,}")
+    return figures
+
+
+def ours(data: Path, role: str, files: Sequence[Path], points: int) -> Sent:
+    """Bring the points of the files to a new server of ours, each by a client of its own at the same time."""
+    empty = _empty(data)
+    server = MetricsServer(data)
+    with on_the_servers_core():
+        server.start()
+    assert server.process is not None
+    pid = server.process.pid
+    command = [sys.executable, __file__, "--client", role, server.url]
+    seconds, cpu, latencies = together(
+        [Client([*command, file.stem, str(file)], {"METRICS_KEY": server.key}) for file in files], pid
+    )
+    rss = resident_mib(pid)
+    _check(server, files[0])
+    server.stop()
+    return Sent(points, seconds, cpu, latencies, size_of(data, _DATABASE) - empty, rss)
+
+
+def real_runs(data: Path, run: Sequence[Point]) -> float:
+    """Return the bytes a point takes of the run as it was: copies of it, each an experiment of its own."""
+    empty = _empty(data)
+    server = MetricsServer(data)
+    with on_the_servers_core():
+        server.start()
+    client = MetricsClient(server.url, server.key)
+    for number in range(RUNS):
+        one = client.open(f"run-{number}")
+        one.send(one.event("start"))
+        events = [one.metric(p.name, p.value, p.step, timestampMs=p.ts_ms, meta=p.metadata) for p in run]
+        for begin in range(0, len(events), _EVENTS):
+            one.send(*events[begin : begin + _EVENTS])
+        one.send(one.event("done"))
+    client.close()
+    server.stop()
+    return round((size_of(data, _DATABASE) - empty) / (RUNS * len(run)), 2)
+
+
+def _empty(data: Path) -> int:
+    """Return what a server's database takes before anything is in it; it is made."""
+    server = MetricsServer(data)
+    server.start()
+    server.stop()
+    return size_of(data, _DATABASE)
+
+
+def _check(server: MetricsServer, file: Path) -> None:
+    """One client's points are there, each once and bit for bit."""
+    sent = metrics_points.load(file)
+    client = MetricsClient(server.url, server.key)
+    (found,) = client.http.get(
+        "/api/v1/experiments", params={"slug": file.stem}, headers=client.authorization
+    ).json()["data"]["experiments"]
+    stored = client.points(found["id"])
+    client.close()
+    expected: dict[Any, list[Any]] = {}
+    for point in sent:
+        key = (point.name, tuple(sorted(point.metadata.items())))
+        expected.setdefault(key, []).append((point.step, point.ts_ms, point.value))
+    assert stored == expected, (
+        f"{sum(map(len, stored.values())):,} of {len(sent):,} points are stored, or not the same"
+    )
+
+
+def _files(folder: Path, run: Sequence[Point], count: int, name: str) -> tuple[list[Path], int]:
+    """Write a long run for each client; return the files, and how many points they hold together."""
+    files, points = [], 0
+    for number in range(CLIENTS):
+        made = metrics_points.extended(run, count // CLIENTS, seed=number)
+        files.append(folder / f"{name}-{number}.json")
+        metrics_points.save(made, files[-1])
+        points += len(made)
+    return files, points
+
+
+_HEAD = (
+    f"{'':>28} {'points':>9} {'points/s':>9} {'CPU s/M points':>15} {'busy':>5} {'bytes/point':>12}"
+    f" {'p50 ms':>7} {'p99 ms':>7} {'MiB':>5}"
+)
+
+
+def _show(name: str, sent: Sent) -> Sent:
+    print(
+        f"{name:>28} {sent.points:>9,} {sent.per_s:>9,.0f} {1e6 * sent.cpu_s / sent.points:>15.2f}"
+        f" {sent.cpu_s / sent.seconds:>5.2f} {sent.size_bytes / sent.points:>12.2f}"
+        f" {sent.latency_ms(0.5):>7.1f} {sent.latency_ms(0.99):>7.1f} {sent.rss_mib:>5.0f}",
+        flush=True,
+    )
+    return sent
+
+
+def _our_figures(rows: dict[str, Sent]) -> dict[str, Any]:
+    ready, foreign = rows["our sender's batches"], rows["public collector's batches"]
+    return {
+        "points_per_s": round(ready.per_s),
+        "points_per_s_sender": round(rows["our sender"].per_s),
+        "points_per_s_foreign": round(foreign.per_s),
+        "points_per_s_collector": round(rows["public collector"].per_s),
+        "cpu_us_per_point": round(1e6 * ready.cpu_s / ready.points, 2),
+        "cpu_us_per_point_foreign": round(1e6 * foreign.cpu_s / foreign.points, 2),
+        "batch_p50_ms": round(ready.latency_ms(0.5), 1),
+        "batch_p99_ms": round(ready.latency_ms(0.99), 1),
+        "bytes_per_point_foreign": round(foreign.size_bytes / foreign.points, 2),
+    }
+
+
+def _peer_figures(rows: dict[str, Sent]) -> dict[str, Any]:
+    mlflow, trackio = rows["MLflow"], rows["Trackio"]
+    figures: dict[str, Any] = {
+        "points_per_s_mlflow": round(mlflow.per_s), "points_per_s_trackio": round(trackio.per_s)
+    }  # fmt: skip
+    if "our sender" in rows:
+        figures["over_mlflow"] = round(rows["our sender"].per_s / mlflow.per_s, 1)
+        figures["over_trackio"] = round(rows["our sender"].per_s / trackio.per_s, 1)
+        figures["size_mlflow_over_ours"] = round(
+            (mlflow.size_bytes / mlflow.points) / (rows["our sender"].size_bytes / rows["our sender"].points),
+            1,
+        )
+    return figures
+
+
+def _reading_of(peer: Peer, points: int) -> dict[str, Any]:
+    told = peer.read(points)
+    assert told["points"] == points, told
+    name = peer.name.lower()
+    return {f"read_s_{name}": round(told["read_s"], 2), f"chart_ms_{name}": round(told["chart_ms"])}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", choices=PARTS)
+    parser.add_argument("--points", type=int, default=400_000)
+    parser.add_argument("--peer-points", type=int, default=40_000)
+    parser.add_argument(
+        "--peer-read", type=int, default=1_000_000, help="points of the series read from the peers"
+    )
+    parser.add_argument(
+        "--peers", type=Path, default=metrics_peers.PYTHON, help="Python of their environment"
+    )
+    parser.add_argument("--client", nargs=4, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

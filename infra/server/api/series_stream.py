@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from infra.server.store.series import Points, Series
     from infra.server.store.store import Store
+    from infra.server.store.streams import Reads
 
 __all__ = ["router"]
 
@@ -105,7 +106,8 @@ def _lines(store: Store, organisation_id: int, envelope: _Envelope) -> Iterator[
     try:
         query = envelope.data
         found = store.read_now(lambda connection: _find(connection, organisation_id, query))
-        for reply in _replies(store, query, found):
+        reads = experiments.while_there(store.read_now, organisation_id, query.experimentId)
+        for reply in _replies(reads, query, found):
             yield reply_line(envelope.messageId, reply)
     except Refused as refusal:
         yield reply_line(envelope.messageId, refusal)
@@ -120,15 +122,13 @@ def _find(connection: Connection, organisation_id: int, query: _Query) -> Found:
     )
 
 
-def _replies(store: Store, query: _Query, found: Found) -> Iterator[tuple[str, dict[str, Any]]]:
+def _replies(reads: Reads, query: _Query, found: Found) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield data and summaries, reading a part at a time: a slow client holds no view of the database."""
     totals = {"series": 0, "batches": 0, "points": 0}
     missing = dict.fromkeys(query.seriesNames or ())
     matching = [one for one in found.series if all(rule.matches(one.metadata) for rule in query.filter)]
     names = dict.fromkeys(one.name for one in found.series)
-    frames = groupby(
-        series.stream_each(store.read_now, matching, found.order), key=lambda frame: frame[0].name
-    )
+    frames = groupby(series.stream_each(reads, matching, found.order), key=lambda frame: frame[0].name)
     name, of_name = next(frames, (None, ()))
     for one in names:
         missing.pop(one, None)

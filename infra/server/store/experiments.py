@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, case, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, case, func, insert, or_, select, update
 
 from infra.server.refusals import Refused
 from infra.server.store import sessions
@@ -15,7 +15,9 @@ from infra.server.store.database import AnyRow, new_id
 from infra.server.store.schema import experiments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from infra.server.store.streams import Reads
 
 __all__ = [
     "Opened",
@@ -31,7 +33,10 @@ __all__ = [
     "rename",
     "revisions",
     "told",
+    "while_there",
 ]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,7 @@ def find(connection: Connection, organisation_id: int, uid: str) -> AnyRow:
     """
     rows = find_all(connection, organisation_id, [uid])
     if not rows:
-        raise Refused("experiment_not_found", f"no experiment has the id {json.dumps(uid[:64])}")
+        raise _not_there(uid)
     return rows[0]
 
 
@@ -134,6 +139,25 @@ def find_all(connection: Connection, organisation_id: int, uids: Iterable[str]) 
     return connection.execute(
         select(experiments).where(*_of(organisation_id), experiments.c.uid.in_(list(uids)))
     ).all()
+
+
+def while_there(reads: Reads, organisation_id: int, uid: str) -> Reads:
+    """Return reads over views in which the experiment is still there, whatever is read of it.
+
+    Once it is deleted its rows go away piece by piece, and others may come to have their ids: reading on
+    raises `Refused`.
+    """
+
+    def read(work: Callable[[Connection], T]) -> T:
+        def checked(connection: Connection) -> T:
+            there = select(experiments.c.id).where(*_of(organisation_id), experiments.c.uid == uid)
+            if connection.execute(there).first() is None:
+                raise _not_there(uid)
+            return work(connection)
+
+        return reads(checked)
+
+    return read
 
 
 def newest(connection: Connection, organisation_id: int, *, limit: int) -> Sequence[AnyRow]:
@@ -159,26 +183,28 @@ def listed(
 ) -> Sequence[AnyRow]:
     """Return the experiments that fit, the one that changed last first.
 
-    `slug` is a whole one, `search` a part of one in any case. `folder_id` False means anywhere, None the
-    root.
+    `slug` is a whole one, `search` a part of one or of a display name in any case. `folder_id` False means
+    anywhere, None the root.
     """
     wanted = _of(organisation_id)
     if slug is not None:
         wanted.append(experiments.c.slug == slug)
-    if search:
-        wanted.append(_slug_has(connection, organisation_id, search))
+    plain = search is None or (search.isascii() and search.isprintable())
+    if search and plain:
+        names = (experiments.c.slug, experiments.c.display_name)
+        wanted.append(or_(*(func.lower(name).contains(search.lower(), autoescape=True) for name in names)))
     if status is not None:
         wanted.append(experiments.c.status == status)
     if folder_id is not False:
         where = experiments.c.folder_id
         wanted.append(where.is_(None) if folder_id is None else where == folder_id)
-    return connection.execute(
-        select(experiments)
-        .where(*wanted)
-        .order_by(experiments.c.updated_ms.desc(), experiments.c.id.desc())
-        .limit(limit)
-        .offset(offset)
-    ).all()
+    found = (
+        select(experiments).where(*wanted).order_by(experiments.c.updated_ms.desc(), experiments.c.id.desc())
+    )
+    if search is None or plain:
+        return connection.execute(found.limit(limit).offset(offset)).all()
+    ids = _named(connection, found, search)[offset : offset + limit]
+    return connection.execute(found.where(experiments.c.id.in_(ids))).all()
 
 
 def record(row: AnyRow) -> dict[str, Any]:
@@ -209,17 +235,27 @@ def revisions(row: AnyRow) -> dict[str, int]:
     return {"experimentRevision": row.experiment_revision, "seriesRevision": row.series_revision}
 
 
+def _not_there(uid: str) -> Refused:
+    return Refused("experiment_not_found", f"no experiment has the id {json.dumps(uid[:64])}")
+
+
 def _of(organisation_id: int) -> list[ColumnElement[bool]]:
     """The conditions that make an experiment one that the organisation has."""
     return [experiments.c.organisation_id == organisation_id, experiments.c.deleted_ms.is_(None)]
 
 
-def _slug_has(connection: Connection, organisation_id: int, part: str) -> ColumnElement[bool]:
-    """The condition that a slug holds a text in any case. SQLite knows the cases of ASCII alone."""
-    if part.isascii():
-        return func.lower(experiments.c.slug).contains(part.lower(), autoescape=True)
-    rows = connection.execute(select(experiments.c.id, experiments.c.slug).where(*_of(organisation_id)))
-    return experiments.c.id.in_([row.id for row in rows if part.casefold() in row.slug.casefold()])
+def _named(connection: Connection, found: Select[*tuple[Any, ...]], part: str) -> list[int]:
+    """Return which of the experiments that are found hold a text in a name, in any case.
+
+    SQLite knows the cases of ASCII alone, and takes a NUL for the end of what is sought.
+    """
+    names = found.with_only_columns(experiments.c.id, experiments.c.slug, experiments.c.display_name)
+    folded = part.casefold()
+    return [
+        row.id
+        for row in connection.execute(names)
+        if folded in row.slug.casefold() or folded in (row.display_name or "").casefold()
+    ]
 
 
 def _at_slug(

@@ -22,7 +22,10 @@ QUIET_AFTER_MS = 120_000
 def apply(
     connection: Connection, experiment_id: int, session_id: int, change: Change, *, now_ms: int
 ) -> None:
-    """Store what was told; change the status unless it is an end told by a replaced session."""
+    """Store what was told; change the status unless it is an end told by a replaced session.
+
+    The record changes in any case: it shows when something was last heard.
+    """
     at_ms = now_ms if change.at_ms is None else change.at_ms
     _keep(connection, experiment_id, session_id, change, at_ms)
     row = connection.execute(
@@ -32,13 +35,11 @@ def apply(
     ).one()
     holder = row.started_session_id
     replaced = holder is not None and sessions.is_older(connection, session_id, holder)
-    if replaced and change.kind != "start":
-        return
-    values = (
-        _started(row, session_id, at_ms, replaced=replaced)
-        if change.kind == "start"
-        else _ended(change, at_ms)
-    )
+    values: dict[str, Any] = {}
+    if change.kind == "start":
+        values = _started(row, session_id, at_ms, replaced=replaced)
+    elif not replaced:
+        values = _ended(change, at_ms)
     connection.execute(
         update(experiments)
         .where(experiments.c.id == experiment_id)

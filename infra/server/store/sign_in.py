@@ -13,7 +13,6 @@ from infra.server.store.schema import memberships, organisations, people, sign_i
 
 __all__ = [
     "LIFETIME_MS",
-    "MAX_PASSWORD_BYTES",
     "MIN_PASSWORD_LENGTH",
     "SignIn",
     "begin",
@@ -27,7 +26,6 @@ __all__ = [
 
 LIFETIME_MS = 14 * 24 * 3_600_000
 MIN_PASSWORD_LENGTH = 10
-MAX_PASSWORD_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)

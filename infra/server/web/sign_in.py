@@ -49,7 +49,8 @@ async def submit(request: Request) -> Response:
         return _form(request, to, refusal)
     response = RedirectResponse(to, 303)
     keep_sign_in(request, response, secret)
-    response.delete_cookie(_form_cookie(request), path="/")
+    # Browsers let nobody but a secure answer touch a cookie of this prefix.
+    response.delete_cookie(_form_cookie(request), path="/", secure=request.url.scheme == "https")
     return response
 
 

@@ -47,7 +47,8 @@ def test_a_late_ending_of_a_replaced_attempt_changes_no_status(client, experimen
     assert reply["event"] != "syvain.v2.error", "it is stored"
     after = client.record(experiment.id)
     assert [after[key] for key in ("status", "error", "doneAtMs")] == ["running", None, None]
-    assert after["experimentRevision"] == before["experimentRevision"]
+    assert after["lastEventAtMs"] >= before["lastEventAtMs"]
+    assert after["experimentRevision"] == before["experimentRevision"] + 1, "it shows when it was last heard"
     resumed.send(resumed.event("done"))
     assert client.record(experiment.id)["status"] == "done"
 

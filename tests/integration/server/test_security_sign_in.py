@@ -209,6 +209,8 @@ def test_the_form_signs_in_and_goes_on_to_the_page_that_was_asked_for(world):
     signed_in = next(
         one.partition(";")[0] for one in done.headers.get_list("set-cookie") if one.startswith("slugline=sls")
     )
+    (ended,) = (one for one in done.headers.get_list("set-cookie") if one.startswith("slugline-form="))
+    assert "Max-Age=0" in ended
     page = world.ask("GET", "/dashboard", signed_in)
     assert page.status_code == 200
     leaving = re.search(r'action="/sign-out"><input type="hidden" name="form" value="(\w+)"', page.text)
@@ -217,6 +219,24 @@ def test_the_form_signs_in_and_goes_on_to_the_page_that_was_asked_for(world):
     out = world.ask("POST", "/sign-out", signed_in, data={"form": leaving[1]})
     assert (out.status_code, out.headers["location"]) == (303, "/sign-in")
     assert world.ask("GET", "/dashboard", signed_in).status_code == 303
+
+
+def test_behind_tls_every_cookie_of_the_form_is_one_that_browsers_take(world):
+    """A browser passes over a `__Host-` cookie without `Secure`, its end too."""
+    world.member("a@example.com")
+    tls = {"x-forwarded-proto": "https"}
+    page = world.ask("GET", "/sign-in", headers=tls)
+    token = re.search(r'name="form" value="(\w+)"', page.text)
+    assert token is not None
+    cookie = page.headers["set-cookie"].partition(";")[0]
+    fields = {"email": "a@example.com", "password": PASSWORD, "form": token[1]}
+    done = world.ask("POST", "/sign-in", cookie, data=fields, headers=tls)
+    signed_in, ended = done.headers.get_list("set-cookie")
+    assert ended.startswith("__Host-slugline-form=")
+    for one in (page.headers["set-cookie"], signed_in, ended):
+        assert one.startswith("__Host-")
+        assert "; Secure" in one
+        assert "; Path=/" in one
 
 
 def test_a_form_that_is_not_ours_signs_nobody_in(world):
@@ -326,7 +346,9 @@ def test_a_member_is_added_once_with_a_good_address_and_password(world):
         {"email": "a@b c"},
         {"email": "c@example.com", "password": "too short"},
         {"email": "c@example.com", "role": "god"},
+        {"email": "c@example.com\n"},
         {"email": "c@example.com", "name": "a\x00b"},
+        {"email": "c@example.com", "name": "a\n"},
         {"email": "c@example.com", "passwort": "misspelt and lost"},
     ):
         refusal = world.refused("POST", "members", "invalid_request", json=bad)

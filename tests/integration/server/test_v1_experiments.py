@@ -66,6 +66,9 @@ def test_the_list_is_the_one_that_changed_last_first(rest, slug):
     assert set(ids) <= set(listed(folder="/", limit=10_000))
     assert listed(search="%" + slug) == []
     assert rest.refused("GET", "/experiments", limit=0) == (422, "invalid_request")
+    for name in ("slug", "search"):
+        assert listed(**{name: "é" * 200}) == []
+        assert rest.refused("GET", "/experiments", **{name: "a" * 60_000}) == (422, "invalid_request")
     assert rest.refused("GET", "/experiments", folder="/nope") == (404, "folder_not_found")
 
 
@@ -203,6 +206,25 @@ def test_what_is_not_there_is_404(rest, experiment_id):
     ):
         refused = rest.refused(method, f"/experiments/{experiment_id}{path}", body)
         assert refused == (404, "experiment_not_found"), (method, path)
+
+
+def test_a_search_finds_slugs_and_display_names_in_any_case_and_any_script(rest, slug):
+    ids = [rest.experiment(f"{slug} {name}")["id"] for name in ("ÉTÉ", "nul\x00", "a_b", "axb")]
+    rest.ask("PATCH", f"/experiments/{ids[3]}", {"display_name": f"{slug} Große Straße"})
+
+    def listed(search, **more):
+        found = rest.ask("GET", "/experiments", search=f"{slug} {search}", **more)["experiments"]
+        return [item["id"] for item in found]
+
+    assert listed("été") == [ids[0]]
+    assert listed("NUL\x00") == [ids[1]]
+    assert listed("nul\x00\x00") == []
+    assert listed("A_B") == [ids[2]]
+    assert listed("große") == listed("GROẞE STRASSE") == [ids[3]]
+    assert rest.ask("GET", "/experiments", search="\x00", slug=f"{slug} a_b")["experiments"] == []
+    rest.experiment(f"{slug} été 2")
+    assert listed("été", offset=1, limit=5) == [ids[0]]
+    assert len(listed("été", limit=1)) == 1
 
 
 def test_a_deleted_experiment_is_gone_at_once_and_its_slug_is_free(rest, client, slug):

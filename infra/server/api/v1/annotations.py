@@ -125,7 +125,8 @@ def _writing(
     connection: Connection, principal: Principal, experiment_id: str, *, now_ms: int
 ) -> tuple[int, int]:
     """Return what we call the experiment, and the session that annotates it."""
-    if principal.session is not None:
-        return principal.session.experiment_id, principal.session.id
+    # Looked up in this transaction: it may have been deleted since its token was looked at.
     row = experiments.find(connection, principal.organisation.id, experiment_id)
+    if principal.session is not None:
+        return row.id, principal.session.id
     return row.id, sessions.newest(connection, row.id, now_ms=now_ms)

@@ -30,6 +30,7 @@ __all__ = ["Limit", "Time", "router"]
 router = APIRouter(prefix="/api/v1", route_class=GuardedRoute)
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
 Time = Annotated[int, Meta(ge=0, le=limits.MAX_TIMESTAMP_MS, description="Epoch milliseconds.")]
+Sought = Annotated[str, Meta(max_length=limits.MAX_SLUG_UNITS)]
 _KINDS: dict[str, Literal["start", "done", "error"]] = {"running": "start", "done": "done", "error": "error"}
 _CODES = ("experiment_not_found",)
 
@@ -37,8 +38,8 @@ _CODES = ("experiment_not_found",)
 class ListExperiments(msgspec.Struct):
     """Which experiments are wanted; all that is given holds."""
 
-    slug: str | None = None
-    search: str | None = None
+    slug: Sought | None = None
+    search: Sought | None = None
     status: Status | None = None
     folder: Ref | None = None
     limit: Limit = 1000
@@ -94,7 +95,7 @@ class Experiments(msgspec.Struct):
 async def list_experiments(request: Request) -> Response:
     """List experiments, the one that changed last first.
 
-    `slug` is a whole slug, `search` a part of one in any case, `folder` an id or a path.
+    `slug` is a whole slug, `search` a part of one or of a display name in any case, `folder` an id or a path.
     """
     wanted = query_of(request, ListExperiments)
     organisation, shown = principal_of(request).organisation, shown_by(request)

@@ -162,7 +162,7 @@ async def query_series(request: Request) -> Response:
     query = await body_of(request, SeriesQuery)
     store, organisation_id = store_of(request), principal_of(request).organisation.id
     found = await store.read(lambda connection: _selected(connection, organisation_id, query))
-    batches = _batches(store, found, query)
+    batches = _batches(store, organisation_id, found, query)
     lines = _as_lines(batches) if query.stream else _as_array(batches)
     return StreamingResponse(_in_threads(lines), media_type=LINES if query.stream else "application/json")
 
@@ -195,13 +195,16 @@ def _selected(connection: Connection, organisation_id: int, query: SeriesQuery) 
     ]
 
 
-def _batches(store: Store, found: list[_Found], query: SeriesQuery) -> Iterator[tuple[int, bytes]]:
+def _batches(
+    store: Store, organisation_id: int, found: list[_Found], query: SeriesQuery
+) -> Iterator[tuple[int, bytes]]:
     """Yield each batch with how many points it has."""
     for experiment in found:
         order = series.Order(
             query.order.axis, descending=query.order.direction == "desc", newest=experiment.ranks
         )
-        for one, points in series.stream_each(store.read_now, experiment.series, order):
+        reads = experiments.while_there(store.read_now, organisation_id, experiment.uid)
+        for one, points in series.stream_each(reads, experiment.series, order):
             yield len(points), _encoded(experiment.uid, one, points)
 
 

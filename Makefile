@@ -35,7 +35,7 @@ types: .venv/installed ## mypy, strict, over code and tests
 chaos: .venv/installed ## the long campaigns of kills and faults
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -q -m chaos tests/chaos
 
-bench: .bench-venv/installed ## every benchmark against its peers, in an environment of its own
+bench: .bench-venv/installed .bench-venv/peers/installed ## every benchmark against its peers, in an environment of its own
 	@for script in $$(grep -l '^if __name__' benchmarks/*.py); do echo "== $$script"; .bench-venv/bin/python "$$script" || exit 1; done
 
 clean: ## remove what make made here (the stack's data directory stays)
@@ -53,4 +53,10 @@ clean: ## remove what make made here (the stack's data directory stays)
 	@echo "installing into .bench-venv (once; a few minutes)"
 	@test -x .bench-venv/bin/python || $(PYTHON) -m venv .bench-venv
 	@.bench-venv/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev]' 's3torchconnector[dcp]'
+	@touch $@
+
+# The trackers that the Metrics server is compared with; what they need clashes with what we need.
+.bench-venv/peers/installed: benchmarks/peers.txt | .bench-venv/installed
+	@test -x .bench-venv/peers/bin/python || $(PYTHON) -m venv .bench-venv/peers
+	@.bench-venv/peers/bin/python -m pip install --disable-pip-version-check --quiet --requirement benchmarks/peers.txt
 	@touch $@

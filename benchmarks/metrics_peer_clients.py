@@ -50,7 +50,7 @@ def mlflow_read(url: str, run: str, key: str) -> None:
     count = len(client.get_metric_history(run, key))
     read_s, began = time.perf_counter() - began, time.perf_counter()
     path = f"{url}/ajax-api/2.0/mlflow/metrics/get-history-bulk-interval"
-    asked = requests.get(path, params={"run_ids": run, "metric_key": key, "max_results": 1_000}, timeout=300)
+    asked = requests.get(path, params={"run_ids": run, "metric_key": key, "max_results": "1000"}, timeout=300)
     asked.raise_for_status()
     chart_ms = 1_000 * (time.perf_counter() - began)
     print(json.dumps({"latencies_ms": [], "points": count, "read_s": read_s, "chart_ms": chart_ms}))

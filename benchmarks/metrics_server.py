@@ -72,20 +72,20 @@ def measure(folder: Path, given: argparse.Namespace, parts: Sequence[str]) -> di
     if {"ingest", "peers"} & set(parts):
         run = metrics_points.record(folder, steps=RUN_STEPS)
         rows: dict[str, Sent] = {}
-        print(
-            f"a real run of {RUN_STEPS:,} steps said {len(run):,} points; {CLIENTS} clients at once\n{_HEAD}"
-        )
+        print(f"a real run of {RUN_STEPS:,} steps said {len(run):,} points\n{_HEAD}")
         if "ingest" in parts:
-            files, points = _files(folder, run, given.points, "ours")
+            files, points = _files(folder, run, given.points, "ours", clients=CLIENTS)
             for row, role in OURS.items():
-                rows[row] = _show(row, ours(folder / role, role, files, points))
+                rows[row] = _show(row, ours(folder / role, role, files, points), CLIENTS)
+            alone = ours(folder / "alone", "sender", files[:1], points // CLIENTS)
+            rows["our sender, alone"] = _show("our sender, alone", alone, 1)
             figures |= _our_figures(rows)
             figures["bytes_per_point"] = real_runs(folder / "runs", run)
         if "peers" in parts:
-            files, points = _files(folder, run, given.peer_points, "peers")
-            peers = [metrics_peers.MLflow, metrics_peers.Trackio]
-            for peer in [kind(folder / kind.name, given.peers) for kind in peers]:
-                rows[peer.name] = _show(peer.name, peer.write(files, points))
+            for kind in (metrics_peers.MLflow, metrics_peers.Trackio):
+                peer = kind(folder / kind.name, given.peers)
+                files, points = _files(folder, run, given.peer_points, kind.name, clients=kind.clients)
+                rows[peer.name] = _show(peer.name, peer.write(files, points), kind.clients)
                 figures |= _reading_of(peer, given.peer_read)
             figures |= _peer_figures(rows)
     if "read" in parts:
@@ -161,11 +161,13 @@ def _check(server: MetricsServer, file: Path) -> None:
     )
 
 
-def _files(folder: Path, run: Sequence[Point], count: int, name: str) -> tuple[list[Path], int]:
+def _files(
+    folder: Path, run: Sequence[Point], count: int, name: str, *, clients: int
+) -> tuple[list[Path], int]:
     """Write a long run for each client; return the files, and how many points they hold together."""
     files, points = [], 0
-    for number in range(CLIENTS):
-        made = metrics_points.extended(run, count // CLIENTS, seed=number)
+    for number in range(clients):
+        made = metrics_points.extended(run, count // clients, seed=number)
         files.append(folder / f"{name}-{number}.json")
         metrics_points.save(made, files[-1])
         points += len(made)
@@ -173,19 +175,24 @@ def _files(folder: Path, run: Sequence[Point], count: int, name: str) -> tuple[l
 
 
 _HEAD = (
-    f"{'':>28} {'points':>9} {'points/s':>9} {'CPU s/M points':>15} {'busy':>5} {'bytes/point':>12}"
-    f" {'p50 ms':>7} {'p99 ms':>7} {'MiB':>5}"
+    f"{'':>28} {'clients':>7} {'points':>9} {'points/s':>9} {'CPU s/M points':>15} {'busy':>5}"
+    f" {'bytes/point':>12} {'p50 ms':>7} {'p99 ms':>7} {'MiB':>5}"
 )
 
 
-def _show(name: str, sent: Sent) -> Sent:
+def _show(name: str, sent: Sent, clients: int) -> Sent:
     print(
-        f"{name:>28} {sent.points:>9,} {sent.per_s:>9,.0f} {1e6 * sent.cpu_s / sent.points:>15.2f}"
+        f"{name:>28} {clients:>7} {sent.points:>9,} {sent.per_s:>9,.0f} {_us(sent):>15.2f}"
         f" {sent.cpu_s / sent.seconds:>5.2f} {sent.size_bytes / sent.points:>12.2f}"
         f" {sent.latency_ms(0.5):>7.1f} {sent.latency_ms(0.99):>7.1f} {sent.rss_mib:>5.0f}",
         flush=True,
     )
     return sent
+
+
+def _us(sent: Sent) -> float:
+    """Return the server's CPU microseconds a point, which is seconds a million."""
+    return 1e6 * sent.cpu_s / sent.points
 
 
 def _our_figures(rows: dict[str, Sent]) -> dict[str, Any]:
@@ -195,8 +202,9 @@ def _our_figures(rows: dict[str, Sent]) -> dict[str, Any]:
         "points_per_s_sender": round(rows["our sender"].per_s),
         "points_per_s_foreign": round(foreign.per_s),
         "points_per_s_collector": round(rows["public collector"].per_s),
-        "cpu_us_per_point": round(1e6 * ready.cpu_s / ready.points, 2),
-        "cpu_us_per_point_foreign": round(1e6 * foreign.cpu_s / foreign.points, 2),
+        "points_per_s_alone": round(rows["our sender, alone"].per_s),
+        "cpu_us_per_point": round(_us(ready), 2),
+        "cpu_us_per_point_foreign": round(_us(foreign), 2),
         "batch_p50_ms": round(ready.latency_ms(0.5), 1),
         "batch_p99_ms": round(ready.latency_ms(0.99), 1),
         "bytes_per_point_foreign": round(foreign.size_bytes / foreign.points, 2),

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from infra.metrics.errors import Refused, Unavailable
+from infra.metrics.errors import Refused, Rejected, Unavailable
 from infra.metrics.http import httpx
 from runtime import __version__
 
@@ -58,8 +58,9 @@ _frames = msgspec.json.Decoder(Frame)
 class Api:
     """A Metrics server as the commands see it. Use it as a context: it closes its connection.
 
-    Every call raises `Refused` (the server said no) or `Unavailable` (it cannot be reached, or could not
-    answer in four tries). A try that is repeated carries the same idempotency key.
+    Every call raises `Refused` (the server said no), `Rejected` (what was to be sent cannot be) or
+    `Unavailable` (it cannot be reached, or could not answer in four tries). A try that is repeated carries
+    the same idempotency key.
     """
 
     def __init__(
@@ -98,7 +99,12 @@ class Api:
 
     def get(self, path: str, /, **query: str | int | None) -> Any:
         """GET /api/v1/`path`; a query parameter that is None is left out."""
-        return self._call("GET", path, query={name: one for name, one in query.items() if one is not None})
+        given = {name: one for name, one in query.items() if one is not None}
+        return self._call(
+            "GET",
+            path,
+            query={name: _sendable(one) if isinstance(one, str) else one for name, one in given.items()},
+        )
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """POST to /api/v1/`path` and return the data of the answer."""
@@ -251,12 +257,30 @@ _JSON_BODY = {"content-type": "application/json"}
 
 
 def part(text: str) -> str:
-    """Return a text as one part of a path."""
-    return quote(text, safe="")
+    """Return a text as one part of a path.
+
+    Raises:
+        Rejected: it is no text that can be sent.
+    """
+    return quote(_sendable(text), safe="")
+
+
+def _sendable(text: str) -> str:
+    """Return a text as it is. Of an argument that is no UTF-8, Python makes one that cannot be encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 30) : error.start + 30]
+        raise Rejected(f"{around!a} is no UTF-8 text: give one that is") from error
+    return text
 
 
 def _json(body: Any) -> bytes:
-    return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    try:
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise Rejected("JSON has finite numbers only, this holds NaN or an infinity") from error
+    return _sendable(text).encode()
 
 
 def _refused(data: Any) -> Refused:

@@ -21,7 +21,7 @@ from infra.metrics.commands import (
     server,
     view,
 )
-from runtime.errors import RunError
+from runtime.errors import RunError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,13 +70,17 @@ def _run(argv: list[str]) -> int:
         return _end(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
-        return _nobody_reads()
-    except SystemExit as end:
-        # What the library makes of a closed pipe.
-        if not isinstance(end.__context__, BrokenPipeError):
+    except (BrokenPipeError, SystemExit) as end:
+        # The library makes a SystemExit of a closed pipe.
+        if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
             raise
         return _nobody_reads()
+    except OSError as error:
+        # A file of the user's, or standard output where a disk is full.
+        if error.filename is None:
+            _nobody_reads()
+        what = "standard output" if error.filename is None else os.fsdecode(error.filename)
+        return _end(f"{what} cannot be used: {error.strerror or error}", Unavailable.exit_code)
     return code
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "Where",
     "Yes",
     "agreed",
+    "checked_role",
     "conditions",
     "connect",
     "json_object",
@@ -65,6 +66,17 @@ def agreed(question: str, *, yes: bool) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
+def checked_role(text: str) -> str:
+    """Return a role.
+
+    Raises:
+        Rejected: there is none of this name.
+    """
+    if text not in {"viewer", "member", "owner"}:
+        raise Rejected(f"the role must be viewer, member or owner, got {text!r}")
+    return text
+
+
 def json_object(text: str, what: str) -> Mapping[str, Any]:
     """Return the JSON object that a text holds.
 
@@ -74,12 +86,16 @@ def json_object(text: str, what: str) -> Mapping[str, Any]:
     import json
 
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
         raise Rejected(f"{what} must be a JSON object, got {text[:60]!r}: {error}") from error
     if not isinstance(value, dict):
         raise Rejected(f"{what} must be a JSON object, got {text[:60]!r}")
     return value
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")
 
 
 def conditions(given: list[str] | None) -> list[dict[str, str]]:

@@ -24,7 +24,7 @@ def list_(
         str | None, typer.Option(metavar="FOLDER", help="Only those directly in this folder (path or id).")
     ] = None,
     search: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only those whose slug or name contains this.")
+        str | None, typer.Option(metavar="TEXT", help="Only those whose slug or display name contains this.")
     ] = None,
     status: Annotated[
         str | None, typer.Option(metavar="STATUS", help="Only created, running, done or error.")

@@ -74,6 +74,10 @@ def rename(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new name, without a slash.")],
 ) -> None:
     """Give a folder another name. Its id stays."""
+    if not name or "/" in name:
+        raise Rejected(
+            f"a folder's name must not be empty and has no slash, got {name!r}: move changes where it is"
+        )
     _change(folder, {"name": name})
     say(f"renamed {folder} to {name}")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from infra.metrics.commands._common import Json, connect
+from infra.metrics.commands._common import Json, checked_role, connect
 from infra.metrics.output import print_json, print_table, print_text, say, time_of
 
 __all__ = ["app"]
@@ -25,7 +25,7 @@ def create(
 ) -> None:
     """Make a key and print it: it is shown this once."""
     with connect() as api:
-        made = api.post("keys", {"name": name, "role": role})
+        made = api.post("keys", {"name": name, "role": checked_role(role)})
     if as_json:
         print_json(made)
         return

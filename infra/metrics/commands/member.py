@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.metrics.commands._common import Json, Yes, agreed, connect
+from infra.metrics.commands._common import Json, Yes, agreed, checked_role, connect
 from infra.metrics.errors import Refused, Rejected
 from infra.metrics.output import print_json, print_table, say, time_of
 
@@ -36,7 +36,12 @@ def add(
 
     Whom the server knows already keeps their password. Without one nobody can sign in.
     """
-    body = {"email": email, "role": role, "name": name, "password": _read_password(email) or None}
+    body = {
+        "email": email,
+        "role": checked_role(role),
+        "name": name,
+        "password": _read_password(email) or None,
+    }
     with connect() as api:
         member = api.post("members", body)["member"]
     if as_json:
@@ -74,8 +79,9 @@ def role(email: Email, role_: Role) -> None:
     """Give a person another role."""
     from infra.metrics.api import part
 
+    body = {"role": checked_role(role_)}
     with connect() as api:
-        member = api.patch(f"members/{part(_find(api, email)['id'])}", {"role": role_})["member"]
+        member = api.patch(f"members/{part(_find(api, email)['id'])}", body)["member"]
     say(f"{member['email']} is {member['role']} now")
 
 

@@ -50,6 +50,13 @@ def test_a_key_that_the_server_refuses_is_not_saved(stranger, server, files):
     assert not any(path.exists() for path in files)
 
 
+def test_a_login_that_cannot_be_saved_is_one_line(stranger, server, files):
+    files[0].parent.parent.write_text("a file where a directory is wanted")
+    refused = stranger("auth", "login", "--host", server.url, stdin=server.key)
+    assert (refused.code, server.key in refused.err) == (75, False)
+    assert str(files[0].parent) in refused.line
+
+
 def test_the_token_of_an_experiment_is_no_key(stranger, server, client, name, files):
     token = client.open(name).token
     refused = stranger("auth", "login", "--host", server.url, stdin=token)

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pyarrow import parquet
@@ -162,6 +163,19 @@ def test_a_closed_pipe_is_no_error(cli, client, name):
         process.stdout.close()
         with process.stderr:
             assert (process.wait(30), process.stderr.read()) == (0, b"")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="writes to /dev/full")
+@pytest.mark.parametrize(
+    "command", [["auth", "status"], ["experiment", "list"], ["folder", "list", "--json"]]
+)
+def test_an_output_that_is_full_is_one_line_and_exit_75(cli, client, name, command):
+    client.open(name)
+    with Path("/dev/full").open("wb") as full:
+        process = cli.process(*command, stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert err == b"syvain-metrics: standard output cannot be used: No space left on device\n"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

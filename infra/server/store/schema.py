@@ -73,6 +73,8 @@ def _exact_double_sqlite(_type: ExactDouble, _compiler: Any, **_: Any) -> str:
 
 
 _Id = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER PRIMARY KEY is SQLite's own row id
+# `sqlite_autoincrement`: a stream that is read or a writer may still know a row that was deleted by its id, which
+# is then never another row's. PostgreSQL gives no id twice anyway.
 
 organisations = Table(
     "organisations",
@@ -192,6 +194,7 @@ experiments = Table(
     # Set, it is there for nobody any more and its rows go away piece by piece; the slug is free again.
     Column("deleted_ms", BigInteger),
     UniqueConstraint("organisation_id", "slug"),
+    sqlite_autoincrement=True,
 )
 
 # One process that writes to an experiment: every open begins one, and so does every session that our own
@@ -210,6 +213,7 @@ sessions = Table(
     Column("opened_ms", BigInteger, nullable=False),
     Column("next_sequence", BigInteger, nullable=False),
     UniqueConstraint("experiment_id", "sender"),
+    sqlite_autoincrement=True,
 )
 
 message_holes = Table(
@@ -265,6 +269,7 @@ series = Table(
     Column("last_timestamp_ms", BigInteger),
     Column("last_value", ExactDouble),
     UniqueConstraint("experiment_id", "name", "metadata_hash"),
+    sqlite_autoincrement=True,
 )
 
 # Every copy of every step: the points of one series that arrived one after another, packed (codec.py), from

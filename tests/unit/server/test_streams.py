@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.server.store import blocks, series, streams
+from infra.server.refusals import Refused
+from infra.server.store import blocks, removal, series, streams
 from infra.server.store.points import NO_STEP
 from infra.server.store.store import Store
 from infra.server.store.streams import Order, stream, stream_each
@@ -150,4 +151,26 @@ def test_every_database_keeps_the_same_points(address):
     last = store.read_now(lambda connection: series.last_points(connection, run.experiment_id, limit=1))
     assert (last[0]["step"], last[0]["value"]) == (199, 0.1)
     assert len(store.read_now(lambda connection: blocks.layout(connection, run.series().id))) < 20
+    store.close()
+
+
+@pytest.mark.parametrize("frame_points", [4, 4096], ids=["long", "small"])
+def test_a_stream_of_what_is_deleted_meanwhile_is_refused_and_gives_nothing_of_anybody_else(
+    address, frame_points
+):
+    store = Store(address)
+    run, rows = written(store, [(0, [(step, step) for step in range(32)])] * 4)
+    run.write([(0, 0, 0.0)], name="n")
+    with store.database.read() as connection:
+        found = list(series.of_experiment(connection, run.experiment_id))
+    frames = stream_each(store.read_now, found, Order(), frame_points=frame_points)
+    got = [] if frame_points > len(rows) else [next(frames)]
+    store.write_now(lambda connection: removal.begin(connection, run.experiment_id, now_ms=1))
+    while store.write_now(removal.step):
+        pass
+    for _ in range(4):  # whose rows may have the same ids
+        written(store, [(0, [(step, -1) for step in range(32)])] * 8)
+    with pytest.raises(Refused, match="deleted"):
+        got += frames
+    assert all((points.timestamps_ms >= 0).all() for _, points in got)
     store.close()

@@ -16,6 +16,7 @@ def upgrade() -> None:
     _rest()
     _point_blocks()
     _applied_keys()
+    _ids_never_twice()
 
 
 def _people_and_roles() -> None:
@@ -182,6 +183,19 @@ def _applied_keys() -> None:
     )
     applied.import_all(op.get_bind(), now_ms=clock.now_ms())
     op.drop_table("applied_ids")
+
+
+def _ids_never_twice() -> None:
+    """SQLite gave the id of the last row to the next one, once the last was deleted."""
+    if op.get_bind().dialect.name == "sqlite":
+        for table in ("experiments", "sessions", "series"):
+            with op.batch_alter_table(
+                table,
+                recreate="always",
+                reflect_kwargs={"resolve_fks": False},
+                table_kwargs={"sqlite_autoincrement": True},
+            ):
+                pass
 
 
 def _last_writer() -> None:

@@ -56,18 +56,31 @@ class Metric:
 
     def encode(self) -> bytes:
         """Return the event as one line, metadata sorted by key. Raises `ValueError` for a lone surrogate."""
-        fields: dict[str, object] = {
-            "ts_ms": self.ts_ms,
-            "step": self.step,
-            "kind": "metric",
-            "name": self.name,
-            "value": self.value,
-        }
-        if not math.isfinite(self.value):
-            fields["value"] = None
-            fields["non_finite"] = non_finite(self.value)
-        fields["metadata"] = dict(sorted(self.metadata.items()))
-        return _line(fields)
+        metadata = self.metadata
+        if len(metadata) > 1:
+            metadata = dict(sorted(metadata.items()))
+        if math.isfinite(self.value):
+            return _line(
+                {
+                    "ts_ms": self.ts_ms,
+                    "step": self.step,
+                    "kind": "metric",
+                    "name": self.name,
+                    "value": self.value,
+                    "metadata": metadata,
+                }
+            )
+        return _line(
+            {
+                "ts_ms": self.ts_ms,
+                "step": self.step,
+                "kind": "metric",
+                "name": self.name,
+                "value": None,
+                "non_finite": non_finite(self.value),
+                "metadata": metadata,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import Rejected
 from runtime.events.limits import MAX_BATCH_EVENTS
+from runtime.events.syvain.ahead import Ahead, Batch
 from runtime.events.syvain.client import Garbled, Grant, Metrics, Refusal, Trouble
 from runtime.events.syvain.folders import find_folder
-from runtime.events.syvain.wire import EventError, Line, StartLine, decode_line, message, start_line
+from runtime.events.syvain.wire import EventError, Line, StartLine, decode_line, messages, start_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,8 @@ class Sender:
         self._to_start: list[Line] = []
         self._said: set[str] = set()
         self._unanswered: list[Line] = []
+        self._batch: Batch | None = None
+        self._ahead = Ahead()
         self._read_to = 0
         self._most = MAX_BATCH_EVENTS
         self._renewal_due = False
@@ -159,7 +162,7 @@ class Sender:
             self._renew(self._grant)
         elif self._to_start:
             self._send(self._grant, self._to_start)
-        elif self._unanswered or self._read_batch():
+        elif self._unanswered or self._read_batch(self._grant):
             self._send(self._grant, self._unanswered)
             if not self._unanswered:
                 self._spool.acknowledge(self._read_to)
@@ -225,7 +228,7 @@ class Sender:
         self._renewal_due = False
         self._renewed_at = self._clock()
 
-    def _read_batch(self) -> bool:
+    def _read_batch(self, grant: Grant) -> bool:
         """Take the next batch from the spool: a full one, or what there is when more was waited for."""
         num_waiting = self._spool.end - self._read_to
         if num_waiting == 0:
@@ -236,18 +239,39 @@ class Sender:
         waited_s = self._clock() - self._waiting_since
         if num_waiting < MAX_BATCH_EVENTS and waited_s < self._pace.linger_s and not self._closing.is_set():
             return False
-        lines = self._spool.read(self._read_to, most_lines=MAX_BATCH_EVENTS, most_bytes=_MOST_BYTES)
-        self._unanswered = [decode_line(line) for line in lines]
-        self._read_to += len(lines)
+        self._batch = self._ahead.take(self._read_to) or self._make(self._read_to, grant)
+        self._unanswered = self._batch.lines
+        self._read_to += len(self._unanswered)
         self._waiting_since = None
         return True
 
+    def _make(self, position: int, grant: Grant) -> Batch:
+        lines = self._spool.read(position, most_lines=MAX_BATCH_EVENTS, most_bytes=_MOST_BYTES)
+        return Batch.of(position, lines, grant.experiment_id, with_time=grant.accepts_timestamp_ms)
+
+    def _encoded(self, grant: Grant, lines: list[Line]) -> tuple[Sequence[str], Sequence[bytes]]:
+        """Return the ids and messages of `lines`, which are nearly always those of the whole last batch."""
+        batch = self._batch
+        if (
+            batch is not None
+            and lines is batch.lines
+            and len(lines) == len(batch.ids)
+            and batch.experiment_id == grant.experiment_id
+            and batch.with_time == grant.accepts_timestamp_ms
+        ):
+            return batch.ids, batch.messages
+        encoded = messages(lines, grant.experiment_id, with_time=grant.accepts_timestamp_ms)
+        return [line.message_id for line in lines], encoded
+
     def _send(self, grant: Grant, lines: list[Line]) -> None:
         """Send the first of `lines`, which is left holding what is still to be sent, or sent again."""
-        sent = lines[: self._most]
-        messages = [message(line, grant.experiment_id, with_time=grant.accepts_timestamp_ms) for line in sent]
+        sent = lines if len(lines) <= self._most else lines[: self._most]
+        ids, encoded = self._encoded(grant, sent)
+        if self._spool.end - self._read_to >= MAX_BATCH_EVENTS:
+            position = self._read_to
+            self._ahead.begin(lambda: self._make(position, grant))
         try:
-            answers = self._metrics.write(grant, [line.message_id for line in sent], messages)
+            answers = self._metrics.write(grant, ids, encoded)
         except Refusal as refusal:
             self._answered_at = self._clock()  # an answer too: a refused heartbeat waits for the next silence
             self._take_refusal(lines, sent, refusal)
@@ -256,10 +280,13 @@ class Sender:
         self._most = min(2 * self._most, MAX_BATCH_EVENTS)
         if self._renewed_for is lines:
             self._renewed_for = None
+        if len(answers) == len(ids) and not any(answers.values()):
+            del lines[: len(ids)]
+            return
         again = [line for line in sent if not self._is_settled(line, answers)]
-        lines[: len(sent)] = again
+        lines[: len(ids)] = again
         if again:
-            if len(again) < len(sent):
+            if len(again) < len(ids):
                 self._delay_s = self._pace.first_delay_s
             raise _not_taken(again, answers)
 
@@ -329,6 +356,7 @@ class Sender:
                 pause_s = self._pace.longest_delay_s
             if pause_s:
                 self._wait(pause_s)
+        self._ahead.close()
         self._metrics.close()
 
     def _wait(self, pause_s: float) -> None:

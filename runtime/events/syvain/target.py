@@ -15,7 +15,7 @@ from runtime.events.syvain.client import MetricsClient, Refusal, Trouble
 from runtime.events.syvain.folders import check_folder, find_folder
 from runtime.events.syvain.sender import Pace, Sender
 from runtime.events.syvain.spool import Segments, Spool
-from runtime.events.syvain.wire import spool_line
+from runtime.events.syvain.wire import line_head, spool_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -52,6 +52,7 @@ class SyvainTarget:
         timeout_s: float = 30.0,
     ) -> None:
         self._session = session
+        self._head = line_head(session)
         self._folder = None if folder is None else check_folder(folder)
         self._pace = pace or Pace()
         self._client = MetricsClient(settings, timeout_s=timeout_s)
@@ -106,14 +107,19 @@ class SyvainTarget:
     def write(self, events: Sequence[Event], lines: Sequence[bytes]) -> None:
         """Put the events into the spool, except `open`, which begins the sending, and what is not finite."""
         kept: list[bytes] = []
-        next_sequence = self._segments.sequence(self._spool.end)
+        sequence = self._segments.sequence(self._spool.end)
         for event, line in zip(events, lines, strict=True):
             if isinstance(event, Open):
                 self._sender.start(event)
-            elif isinstance(event, Metric) and not math.isfinite(event.value):
-                self._lost["not finite"] += 1
+                continue
+            if type(event) is not Metric:
+                kept.append(spool_line(self._session, sequence, event, line))
+            elif math.isfinite(event.value):
+                kept.append(b"%b%d,%b" % (self._head, sequence, line[1:]))
             else:
-                kept.append(spool_line(self._session, next_sequence + len(kept), event, line))
+                self._lost["not finite"] += 1
+                continue
+            sequence += 1
         if kept:
             self._keep(kept)
 

@@ -28,7 +28,9 @@ __all__ = [
     "MetricLine",
     "StartLine",
     "decode_line",
+    "line_head",
     "message",
+    "messages",
     "read_answers",
     "read_error",
     "spool_line",
@@ -91,7 +93,12 @@ def spool_line(session: str, sequence: int, event: Event, line: bytes) -> bytes:
         text = limits.cut_units(event.error, limits.MAX_ERROR_UNITS) or "failed"
         text = text.encode("utf-8", "backslashreplace").decode()
         line = orjson.dumps({"ts_ms": event.ts_ms, "kind": "error", "error": text}) + b"\n"
-    return b'{"session":"%b","sequence":%d,%b' % (session.encode(), sequence, line[1:])
+    return b"%b%d,%b" % (line_head(session), sequence, line[1:])
+
+
+def line_head(session: str) -> bytes:
+    """Return what stands before the number in every line of a session."""
+    return b'{"session":"%b","sequence":' % session.encode()
 
 
 def start_line(session: str, ts_ms: int) -> bytes:
@@ -136,6 +143,22 @@ def message(line: Line, experiment_id: str, *, with_time: bool) -> bytes:
     )
 
 
+def messages(lines: Sequence[Line], experiment_id: str, *, with_time: bool) -> list[bytes]:
+    """Return the message of each line, as `message` does; metrics, which are nearly all, at half the time."""
+    fields = orjson.dumps(experiment_id).replace(b"%", b"%%")
+    metric = (
+        b'{"messageId":"%b.%d","event":"syvain.v2.experiment.metric","data":{"experimentId":' + fields + b","
+        b'"timestampMs":%d,"step":%d,"metricName":%b,"metricValue":%b,"meta":%b}}'
+    )
+    return [
+        metric
+        % (line.session.encode(), line.sequence, line.ts_ms, line.step, line.name, line.value, line.metadata)
+        if type(line) is MetricLine
+        else message(line, experiment_id, with_time=with_time)
+        for line in lines
+    ]
+
+
 def _slow_message(line: AnnotationLine | StartLine | DoneLine | ErrorLine) -> tuple[bytes, bytes]:
     if isinstance(line, AnnotationLine):
         meta = orjson.dumps({**line.metadata, "step": line.step}, option=orjson.OPT_SORT_KEYS)
@@ -164,6 +187,8 @@ def read_answers(body: bytes, message_ids: Sequence[str]) -> dict[str, EventErro
     Raises:
         ValueError: the body is no JSON.
     """
+    if _all_taken(body, message_ids):
+        return dict.fromkeys(message_ids)
     replies = orjson.loads(body)
     wanted = set(message_ids)
     answers: dict[str, EventError | None] = {}
@@ -172,6 +197,25 @@ def read_answers(body: bytes, message_ids: Sequence[str]) -> dict[str, EventErro
         if isinstance(message_id, str) and message_id in wanted:
             answers[message_id] = read_error(reply.get("data")) if reply.get("event") == _ERROR else None
     return answers
+
+
+class _Reply(msgspec.Struct, gc=False):
+    correlationId: str  # noqa: N815 (the wire's name)
+    event: str
+
+
+_replies = msgspec.json.Decoder(list[_Reply])
+
+
+def _all_taken(body: bytes, message_ids: Sequence[str]) -> bool:
+    """Whether the body answers every message, in order, and none with an error. False is no answer yet."""
+    try:
+        replies = _replies.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    if [reply.correlationId for reply in replies] != list(message_ids):
+        return False
+    return all(reply.event != _ERROR for reply in replies)
 
 
 def read_error(data: object) -> EventError:

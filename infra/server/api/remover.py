@@ -7,7 +7,6 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from infra.server.refusals import Refused
 from infra.server.store import removal
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Remover:
             try:
                 while await self._store.write(removal.step):
                     pass
-            except Refused as refusal:
-                _logger.warning("what was deleted is removed later: %s", refusal)
+            except Exception as error:  # noqa: BLE001 - it outlives whatever one piece met
+                _logger.warning("what was deleted is removed later: %s", error)
                 self._wanted.set()
                 await asyncio.sleep(_WAIT_S)

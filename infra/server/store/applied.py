@@ -65,6 +65,8 @@ class Applied:
         self, connection: Connection, experiment_id: int, message_ids: Sequence[str], *, now_ms: int
     ) -> set[str]:
         """Return which of the ids were applied to the experiment before."""
+        if len(self._hashed) >= PAGE_KEYS:  # of batches in which nothing was new
+            self._hashed.clear()
         keys = columns(b"".join(self._hash(message_id) for message_id in message_ids))
         experiment = self._of(connection, experiment_id, now_ms)
         return {message_ids[place] for place in experiment.find(connection, keys)}

@@ -57,6 +57,11 @@ class Growth:
     _columns: Points = field(default_factory=lambda: points((), (), (), ()))
     _fresh: list[tuple[_Growing, int, int]] = field(default_factory=list)
 
+    @property
+    def num_series(self) -> int:
+        """How many series are remembered."""
+        return len(self._series)
+
     def open(
         self, connection: Connection, partitions: Sequence[Partition], wanted: Sequence[int]
     ) -> dict[int, Refused]:

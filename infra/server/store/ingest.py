@@ -30,15 +30,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Ingest"]
 
-_MAX_LIVE = 4096
+_MAX_REMEMBERED = 200_000
+"""Series, senders and holes of all experiments together; each takes about half a KiB."""
 
 
 @dataclass(slots=True)
 class _Live:
-    """What the writer remembers of an experiment that is written to."""
+    """What the writer remembers of an experiment that is written to. `size` is how much it was when weighed."""
 
     growth: Growth
     senders: dict[str, Sender] = field(default_factory=dict)
+    size: int = 0
+
+    def weigh(self) -> int:
+        """Return how much more it has become since the last time."""
+        before = self.size
+        self.size = 4 + self.growth.num_series
+        self.size += sum(4 + sender.marks.num_holes for sender in self.senders.values())
+        return self.size - before
 
 
 class Ingest:
@@ -48,10 +57,12 @@ class Ingest:
         self.counters = Counters() if counters is None else counters
         self.applied = Applied()
         self._live: OrderedDict[int, _Live] = OrderedDict()
+        self._num_remembered = 0
 
     def forget(self) -> None:
         """Drop what is remembered: a transaction was rolled back, or something was deleted."""
         self._live.clear()
+        self._num_remembered = 0
         self.applied.forget()
 
     def apply(
@@ -84,7 +95,8 @@ class Ingest:
     ) -> tuple[dict[int, Refused], dict[int, Refused]]:
         """Apply the points of a batch and then whatever else it holds, each in order.
 
-        Returns the refusals of either by place; what has none was applied, now or before.
+        It is the last thing that a unit of work does: were that to fail later, what is remembered would be
+        wrong. Returns the refusals of either by place; what has none was applied, now or before.
         """
         live = self._of(session.experiment_id)
         batch = _Batch(connection, session, live, self.applied, self.counters, now_ms)
@@ -95,16 +107,21 @@ class Ingest:
         except BaseException:
             self.forget()
             raise
+        self._bound(live)
         return refused, refused_others
 
     def _of(self, experiment_id: int) -> _Live:
         live = self._live.get(experiment_id)
         if live is None:
             live = self._live[experiment_id] = _Live(Growth(experiment_id))
-            if len(self._live) > _MAX_LIVE:
-                self._live.popitem(last=False)
         self._live.move_to_end(experiment_id)
         return live
+
+    def _bound(self, live: _Live) -> None:
+        """Drop what was not written to for longest, where it is too much; it is read again when needed."""
+        self._num_remembered += live.weigh()
+        while self._num_remembered > _MAX_REMEMBERED:
+            self._num_remembered -= self._live.popitem(last=False)[1].size
 
 
 @dataclass(slots=True)
@@ -127,11 +144,11 @@ class _Batch:
     def record(self, records: Records) -> dict[int, Refused]:
         """Store the points that were not stored before; return the refusals by place."""
         claimed = claim(self.known, self.sender, records.message_ids)
-        self.counters.repeated += len(records) - len(claimed)
         refused = self._refused(records, claimed)
         if refused:
             claimed = claimed.without(refused)
             self.counters.partitions_refused += len(refused)
+        self.counters.repeated += len(records) - len(claimed) - len(refused)
         if len(claimed):
             self.new_ids += claimed.mark(records.message_ids)
             latest_ms = self.live.growth.gather(records, claimed, self.session.id, now_ms=self.now_ms)
@@ -147,10 +164,16 @@ class _Batch:
         refused = self.live.growth.open(self.connection, records.partitions, sorted(wanted))
         if not refused:
             return {}
-        return {
-            place: refused[records.which[place]]
+        # With their copies, which were taken for what is applied already.
+        of_ids = {
+            records.message_ids[place]: refused[records.which[place]]
             for place in claimed.places
             if records.which[place] in refused
+        }
+        return {
+            place: of_ids[message_id]
+            for place, message_id in enumerate(records.message_ids)
+            if message_id in of_ids
         }
 
     def do(self, others: Sequence[Other]) -> dict[int, Refused]:

@@ -33,6 +33,11 @@ class Marks:
         """The ranges below `next` that were not applied."""
         return list(zip(self._firsts, self._lasts, strict=True))
 
+    @property
+    def num_holes(self) -> int:
+        """How many there are."""
+        return len(self._firsts)
+
     def __contains__(self, sequence: int) -> bool:
         if sequence >= self.next:
             return False

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["begin", "step"]
 
 _ROWS = 2_000
+_SERIES = 512
 _BLOCKS = 64
 """How many rows one piece deletes. A block may hold half a MiB."""
 
@@ -64,15 +65,19 @@ def _no_slug(uid: str) -> str:
 
 
 def _points(connection: Connection, experiment_id: int) -> bool:
-    """Delete some points of one series, or the series once it has none."""
-    row = connection.execute(
-        select(series.c.id).where(series.c.experiment_id == experiment_id).limit(1)
-    ).first()
-    if row is None:
+    """Delete some points of some series, and those series once they have none."""
+    found = connection.execute(
+        select(series.c.id)
+        .where(series.c.experiment_id == experiment_id)
+        .order_by(series.c.id)
+        .limit(_SERIES)
+    )
+    some = found.scalars().all()
+    if not some:
         return False
-    some = select(point_blocks.c.id).where(point_blocks.c.series_id == row.id).limit(_BLOCKS)
-    if not _deleted(connection, point_blocks, some):
-        connection.execute(delete(series).where(series.c.id == row.id))
+    theirs = select(point_blocks.c.id).where(point_blocks.c.series_id.in_(some)).limit(_BLOCKS)
+    if not _deleted(connection, point_blocks, theirs):
+        connection.execute(delete(series).where(series.c.id.in_(some)))
     return True
 
 

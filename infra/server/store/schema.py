@@ -73,8 +73,8 @@ def _exact_double_sqlite(_type: ExactDouble, _compiler: Any, **_: Any) -> str:
 
 
 _Id = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER PRIMARY KEY is SQLite's own row id
-# `sqlite_autoincrement`: a stream that is read or a writer may still know a row that was deleted by its id, which
-# is then never another row's. PostgreSQL gives no id twice anyway.
+# `sqlite_autoincrement`: a stream that is read or a writer may still know a row that was deleted by its id,
+# which is then never another row's. PostgreSQL gives no id twice anyway.
 
 organisations = Table(
     "organisations",

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.server.limits import partition
-from infra.server.store import blocks
+from infra.server.store import blocks, series
 from infra.server.store.commands import Annotate, Change, Record, Records
 from infra.server.store.sessions import parse_message_id, parse_message_ids
 from infra.server.store.store import Store
@@ -91,6 +91,61 @@ def test_one_partition_too_many_costs_its_points_alone_and_is_counted(store, mon
     assert store.counters.partitions_refused - before == 2
     assert steps_of(run, "n")[0] == [4]
     assert run.apply(records) == refused or run.apply(records).keys() == refused.keys()
+
+
+@pytest.mark.parametrize(
+    "ids", [["x", "x", "y"], [f"{'d' * 32}.{n}" for n in (4, 4, 5)]], ids=["foreign", "own"]
+)
+def test_no_copy_of_a_refused_point_in_its_own_batch_is_acknowledged(store, monkeypatch, ids):
+    monkeypatch.setattr("infra.server.store.series.MAX_PARTITIONS", 1)
+    run = Run(store)
+    run.open()
+    run.write([(0, 0, 0.0)], metadata={"k": "a"})
+    kinds = [partition("m", (("k", key),)) for key in "ab"]
+    repeated = store.counters.repeated
+    refused = run.apply(Records(ids, kinds, [1, 1, 0], range(3), [0] * 3, [0.0] * 3))
+    assert refused.keys() == {0, 1}
+    assert store.counters.repeated == repeated
+    monkeypatch.setattr("infra.server.store.series.MAX_PARTITIONS", 2)
+    assert run.apply(Records(ids, kinds, [1, 1, 0], range(3), [0] * 3, [0.0] * 3)) == {}
+    assert store.counters.repeated == repeated + 2
+
+
+def test_what_is_remembered_is_bounded_and_read_again_when_it_is_needed(store, monkeypatch):
+    monkeypatch.setattr("infra.server.store.ingest._MAX_REMEMBERED", 40)
+    store.write_now(lambda _: store.ingest.forget())
+    runs = [Run(store) for _ in range(4)]
+    for run in runs:
+        run.open()
+    ids = [f"{'e' * 32}.{2 * n}" for n in range(8)]  # with holes
+    kinds = [partition("m", (("k", str(key)),)) for key in range(8)]
+    for _ in range(3):
+        for run in runs:
+            records = Records(ids, kinds, range(8), range(8), [0] * 8, [0.0] * 8)
+            assert run.apply(records) == {}
+            assert (
+                sum(live.size for live in store.ingest._live.values()) == store.ingest._num_remembered <= 40
+            )
+            assert len(store.ingest._live) < 4
+    for run in runs:
+        run.apply(Records(["z"], kinds[:1], [0], [8], [0], [0.0]))
+        found = store.read_now(
+            lambda connection, run=run: list(series.of_experiment(connection, run.experiment_id))
+        )
+        assert [one.num_points for one in found] == [2, *[1] * 7]
+    monkeypatch.setattr("infra.server.store.ingest._MAX_REMEMBERED", 4)
+    assert runs[0].apply(Records(["zz"], kinds[1:2], [0], [8], [0], [0.0])) == {}
+    assert not store.ingest._live
+
+
+def test_batches_in_which_nothing_is_new_take_no_memory(store):
+    run = Run(store)
+    run.open()
+    ids = [f"again {n}" for n in range(20_000)]
+    for _ in range(2):
+        for first in range(0, len(ids), 1000):
+            run.write([(n, 0, 0.0) for n in range(1000)], message_ids=ids[first : first + 1000])
+    assert len(store.ingest.applied._hashed) <= 5_096
 
 
 def test_commands_of_every_kind_are_applied_in_place(store):

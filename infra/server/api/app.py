@@ -26,6 +26,7 @@ from infra.server.api import (
 from infra.server.api.body import BodyBudget
 from infra.server.api.passwords import Passwords
 from infra.server.api.remover import Remover
+from infra.server.api.streaming import Turns
 from infra.server.api.uses import Uses
 from infra.server.api.v1 import ROUTERS
 from infra.server.patience import Patience
@@ -64,6 +65,7 @@ def create_app(store: Store, *, keyless: bool) -> FastAPI:
     app.state.measures = measures = prometheus.Measures(store)
     app.state.readiness = health.Readiness(store)
     app.state.uses = uses
+    app.state.streams = Turns()
     errors.install(app)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
     app.add_middleware(SafeHeaders)

@@ -6,20 +6,19 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
-from anyio import to_thread
 from fastapi import APIRouter, Request, Response
-from starlette.responses import StreamingResponse
 
 from infra.server.api import event_schemas
 from infra.server.api.body import aside
 from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.api.described import Operation, describe
 from infra.server.api.envelopes import Envelope, convert, decode_loosely, reply_line
+from infra.server.api.streaming import Streamed
 from infra.server.refusals import Refused
 from infra.server.store import experiments, series, sessions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Generator, Iterator
 
     from sqlalchemy import Connection
 
@@ -79,7 +78,7 @@ async def query_series(request: Request) -> Response:
     organisation = principal_of(request).organisation
     envelope = await aside(request, _decoded)
     lines = _lines(store_of(request), organisation.id, envelope)
-    return StreamingResponse(_in_threads(lines), media_type="application/x-ndjson")
+    return Streamed(request, lines, media_type="application/x-ndjson")
 
 
 def _decoded(body: bytes) -> _Envelope:
@@ -96,12 +95,7 @@ def _decoded(body: bytes) -> _Envelope:
     return envelope
 
 
-async def _in_threads(lines: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while (line := await to_thread.run_sync(next, lines, None)) is not None:
-        yield line
-
-
-def _lines(store: Store, organisation_id: int, envelope: _Envelope) -> Iterator[bytes]:
+def _lines(store: Store, organisation_id: int, envelope: _Envelope) -> Generator[bytes]:
     """Yield the lines. What goes wrong on the way is the last of them: the status is sent already."""
     try:
         query = envelope.data

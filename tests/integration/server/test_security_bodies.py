@@ -1,6 +1,7 @@
 """Large, compressed, slow and unwanted bodies, against the application behind the real protocol."""
 
 import asyncio
+import gc
 import gzip
 import json
 import socket
@@ -13,11 +14,13 @@ from contextlib import closing
 
 import httpx
 import pytest
+from fastapi import Request
 from starlette.responses import StreamingResponse
 
 from infra.server.api import batches, org_events
 from infra.server.api.app import create_app
 from infra.server.api.body import MAX_BODY_BYTES, BodyBudget
+from infra.server.api.streaming import Streamed, Turns
 from infra.server.patience import Patience, PatientProtocol
 from infra.server.store import access
 from infra.server.store.store import Store
@@ -58,6 +61,17 @@ def world(tmp_path_factory):
                 app.state.closed.set()
 
         return StreamingResponse(lines())
+
+    @app.get("/lines")
+    async def many_lines(request: Request):
+        def lines():
+            try:
+                while True:
+                    yield bytes(2**20)
+            finally:
+                app.state.closed.set()
+
+        return Streamed(request, lines(), media_type="text/plain")
 
     with served(app, HastyProtocol) as url:
         client = MetricsClient(url, key)
@@ -161,6 +175,39 @@ def test_an_answer_that_nobody_reads_is_broken_off(client, app):
 
 
 # ---------------------------------------------------------------- who may send one
+
+
+@pytest.mark.parametrize("ends", ["client goes", "nobody reads"])
+def test_what_a_stream_holds_is_let_go_of_as_soon_as_it_ends(client, app, ends):
+    """Without the garbage collector, which may come much later."""
+    app.state.closed.clear()
+    gc.disable()
+    try:
+        with connected(client) as connection:
+            connection.sendall(b"GET /lines HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert connection.recv(65536)
+            if ends == "client goes":
+                connection.close()
+            assert app.state.closed.wait(10)
+    finally:
+        gc.enable()
+
+
+def test_only_so_many_answers_are_streamed_at_once(client, app):
+    turns, app.state.streams = app.state.streams, Turns(1, patience_s=0.05)
+    app.state.closed.clear()
+    experiment = client.open("streamed")
+    try:
+        with connected(client) as connection:
+            connection.sendall(b"GET /lines HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert connection.recv(65536)
+            refused = client.http.get("/lines")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+            assert "code=unavailable" in refused.json()["error"]["details"]
+        assert app.state.closed.wait(10)
+        assert len(client.stream(experiment.id, seriesNames=["m"])) == 2
+    finally:
+        app.state.streams = turns
 
 
 def test_nothing_is_read_of_the_body_of_somebody_who_is_not_known(client):

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import orjson
-from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
-from starlette.responses import StreamingResponse
 
 from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.api.described import Operation, describe
+from infra.server.api.streaming import Streamed
 from infra.server.api.v1.requests import body_of, look
 from infra.server.limits import partition
 from infra.server.store import experiments, series, sessions
 from infra.server.store.points import NO_STEP
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Generator, Iterator
 
     from sqlalchemy import Connection
 
@@ -164,7 +163,7 @@ async def query_series(request: Request) -> Response:
     found = await store.read(lambda connection: _selected(connection, organisation_id, query))
     batches = _batches(store, organisation_id, found, query)
     lines = _as_lines(batches) if query.stream else _as_array(batches)
-    return StreamingResponse(_in_threads(lines), media_type=LINES if query.stream else "application/json")
+    return Streamed(request, lines, media_type=LINES if query.stream else "application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +223,7 @@ def _encoded(experiment_uid: str, one: Series, points: Points) -> bytes:
     )
 
 
-def _as_lines(batches: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+def _as_lines(batches: Iterator[tuple[int, bytes]]) -> Generator[bytes]:
     num_batches = num_rows = 0
     for count, batch in batches:
         num_batches += 1
@@ -233,16 +232,11 @@ def _as_lines(batches: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
     yield b'{"kind":"complete","batchCount":%d,"rowCount":%d}\n' % (num_batches, num_rows)
 
 
-def _as_array(batches: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+def _as_array(batches: Iterator[tuple[int, bytes]]) -> Generator[bytes]:
     yield b'{"data":['
     for place, (_, batch) in enumerate(batches):
         yield b"," + batch if place else batch
     yield b'],"error":null}'
-
-
-async def _in_threads(lines: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while (line := await to_thread.run_sync(next, lines, None)) is not None:
-        yield line
 
 
 def _values(one: dict[str, Any]) -> dict[str, list[str]]:

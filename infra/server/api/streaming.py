@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Streamed", "Turns"]
 
-_MAX_STREAMS = 64
-_PATIENCE_S = 20.0
+_MAX_STREAMS = 32
+_PATIENCE_S = 35.0
+"""Longer than an answer that nobody reads is held."""
 
 
 class Turns:

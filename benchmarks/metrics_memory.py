@@ -76,16 +76,33 @@ def _open_all(client: MetricsClient) -> list[Experiment]:
 
 def _one_round(runs: list[Experiment], connections: list[http.client.HTTPConnection], number: int) -> None:
     """Every writer sends a batch over its own connection before any looks at its answer."""
-    rng = random.Random(number)
-    for run, connection in zip(runs, connections, strict=True):
-        events = [
-            run.metric(f"loss/{series}", rng.random(), number * _STEPS + step, meta={"split": "train"})
-            for step in range(_STEPS)
-            for series in range(_SERIES)
-        ]
-        headers = {"authorization": f"Bearer {run.token}", "content-type": "application/json"}
-        connection.request("POST", f"/api/v2/experiments/{run.id}/events", orjson.dumps(events), headers)
-    for connection in connections:
-        response = connection.getresponse()
+    requests = [_request(run, number) for run in runs]
+    for connection, request in zip(connections, requests, strict=True):
+        _send(connection, request)
+    for connection, request in zip(connections, requests, strict=True):
+        try:
+            response = connection.getresponse()
+        except ConnectionError:  # the server had closed the silent connection: clients send again
+            _send(connection, request)
+            response = connection.getresponse()
         answer = response.read()
         assert response.status == 200, answer
+
+
+def _request(run: Experiment, number: int) -> tuple[str, bytes, dict[str, str]]:
+    rng = random.Random(number)
+    events = [
+        run.metric(f"loss/{series}", rng.random(), number * _STEPS + step, meta={"split": "train"})
+        for step in range(_STEPS)
+        for series in range(_SERIES)
+    ]
+    headers = {"authorization": f"Bearer {run.token}", "content-type": "application/json"}
+    return f"/api/v2/experiments/{run.id}/events", orjson.dumps(events), headers
+
+
+def _send(connection: http.client.HTTPConnection, request: tuple[str, bytes, dict[str, str]]) -> None:
+    try:
+        connection.request("POST", *request)
+    except ConnectionError:
+        connection.close()
+        connection.request("POST", *request)

@@ -19,7 +19,7 @@ from starlette.responses import StreamingResponse
 
 from infra.server.api import batches, org_events
 from infra.server.api.app import create_app
-from infra.server.api.body import MAX_BODY_BYTES, BodyBudget
+from infra.server.api.body import LARGE_BYTES, MAX_BODY_BYTES, BodyBudget
 from infra.server.api.streaming import Streamed, Turns
 from infra.server.patience import Patience, PatientProtocol
 from infra.server.store import access
@@ -289,7 +289,7 @@ def test_nobody_waits_while_a_large_body_is_decoded(client, app, slug, monkeypat
         return decode(body, experiment_id)
 
     monkeypatch.setattr(batches, "decode", slow)
-    large = [experiment.event("annotate", annotation="n" * 16_000) for _ in range(20)]
+    large = [experiment.event("annotate", annotation="n" * 16_000) for _ in range(100)]
     with ThreadPoolExecutor() as pool:
         sent = pool.submit(experiment.post, large)
         while not app.state.body_budget.turn.locked():
@@ -350,12 +350,12 @@ def test_the_answers_to_one_request_are_bounded_and_changes_are_not(client, slug
 def test_a_large_answer_comes_whole_plain_and_compressed(client, slug):
     experiment = client.open(slug, meta={"text": uuid.uuid4().hex * 1_800})
     asked = {"event": "syvain.v2.query.experiment", "data": {"experimentId": experiment.id}}
-    events = [{"messageId": str(place), **asked} for place in range(20)]
+    events = [{"messageId": str(place), **asked} for place in range(40)]
     for encoding in ("identity", "gzip"):
         response = client.http.post(
             "/api/v2/events", json=events, headers={**client.authorization, "accept-encoding": encoding}
         )
-        assert len(response.content) > 2**20
+        assert len(response.content) > LARGE_BYTES
         assert [reply["correlationId"] for reply in response.json()] == [one["messageId"] for one in events]
         assert {json.dumps(reply["data"]["experiment"]) for reply in response.json()} == {
             json.dumps(client.record(experiment.id))

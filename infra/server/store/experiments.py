@@ -144,8 +144,7 @@ def find_all(connection: Connection, organisation_id: int, uids: Iterable[str]) 
 def while_there(reads: Reads, organisation_id: int, uid: str) -> Reads:
     """Return reads over views in which the experiment is still there, whatever is read of it.
 
-    Once it is deleted its rows go away piece by piece, and others may come to have their ids: reading on
-    raises `Refused`.
+    Once it is deleted its rows go away piece by piece: reading on raises `Refused`.
     """
 
     def read(work: Callable[[Connection], T]) -> T:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from infra.server.refusals import Refused
 from infra.server.store import blocks
 from infra.server.store.blocks import CHUNK_POINTS, Block
 from infra.server.store.points import Points, join, newest_copies
@@ -65,11 +64,7 @@ class _Arrived:
 
 
 def stream(reads: Reads, one: Series, order: Order, *, frame_points: int = FRAME_POINTS) -> Iterator[Points]:
-    """Yield the points that a series has now in frames of at most `frame_points`.
-
-    Raises:
-        Refused: It was deleted since it was found, perhaps after some frames.
-    """
+    """Yield the points that a series has now in frames of at most `frame_points`."""
     for part in _ordered(reads, one, order):
         yield from _frames(part.points, frame_points)
 
@@ -77,11 +72,7 @@ def stream(reads: Reads, one: Series, order: Order, *, frame_points: int = FRAME
 def stream_each(
     reads: Reads, found: Iterable[Series], order: Order, *, frame_points: int = FRAME_POINTS
 ) -> Iterator[tuple[Series, Points]]:
-    """Yield the frames of several series, one after another. Small ones are read together.
-
-    Raises:
-        Refused: One was deleted since it was found, perhaps after some frames.
-    """
+    """Yield the frames of several series, one after another. Small ones are read together."""
     small: list[Series] = []
     waiting = 0
     for one in found:
@@ -101,7 +92,7 @@ def stream_each(
 
 def _small(reads: Reads, found: Sequence[Series], order: Order) -> Iterator[tuple[Series, Points]]:
     def read(connection: Connection) -> list[Points]:
-        return [_read(connection, one.id, 0, one.num_points) for one in found]
+        return [blocks.read(connection, one.id, 0, one.num_points) for one in found]
 
     plain = Order(order.axis, descending=order.descending)
     for one, points in zip(found, reads(read) if found else (), strict=True):
@@ -132,29 +123,14 @@ def _ordered(reads: Reads, one: Series, order: Order) -> Iterator[_Arrived]:
 def _merged(reads: Reads, one: Series, order: Order) -> Iterator[_Arrived]:
     """Yield all points in order, each part after the one before it along the axis."""
     waiting = _Waiting(order)
-    found = _joined(reads(lambda view: blocks.layout(view, one.id)), one.num_points)
-    if sum(block.count for block in found) < one.num_points:
-        raise _deleted()
-    for block in _in_order(found, order):
+    for block in _in_order(_joined(reads(lambda view: blocks.layout(view, one.id)), one.num_points), order):
         low, high = _span(block, order)
         if (ready := waiting.before(low)) is not None:
             yield ready
-        points = reads(lambda view, block=block: _read(view, one.id, block.first, block.end))  # type: ignore[misc]
+        points = reads(lambda view, block=block: blocks.read(view, one.id, block.first, block.end))  # type: ignore[misc]
         waiting.add(_Arrived(points, np.arange(block.first, block.end)), high)
     if (rest := waiting.rest()) is not None:
         yield rest
-
-
-def _read(view: Connection, series_id: int, first: int, end: int) -> Points:
-    """Return points that were there when the series was found."""
-    points = blocks.read(view, series_id, first, end)
-    if len(points) < end - first:
-        raise _deleted()
-    return points
-
-
-def _deleted() -> Refused:
-    return Refused("experiment_not_found", "the experiment was deleted while it was read")
 
 
 def _joined(layout: Sequence[Block], num_points: int) -> list[Block]:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import select
 
 from infra.server.refusals import Refused
-from infra.server.store import blocks, removal, series, streams
+from infra.server.store import blocks, experiments, removal, schema, series, streams
 from infra.server.store.points import NO_STEP
 from infra.server.store.store import Store
 from infra.server.store.streams import Order, stream, stream_each
@@ -163,14 +164,19 @@ def test_a_stream_of_what_is_deleted_meanwhile_is_refused_and_gives_nothing_of_a
     run.write([(0, 0, 0.0)], name="n")
     with store.database.read() as connection:
         found = list(series.of_experiment(connection, run.experiment_id))
-    frames = stream_each(store.read_now, found, Order(), frame_points=frame_points)
+    with store.database.read() as connection:
+        one = connection.execute(select(schema.experiments)).first()
+    reads = experiments.while_there(store.read_now, one.organisation_id, one.uid)
+    frames = stream_each(reads, found, Order(), frame_points=frame_points)
     got = [] if frame_points > len(rows) else [next(frames)]
     store.write_now(lambda connection: removal.begin(connection, run.experiment_id, now_ms=1))
     while store.write_now(removal.step):
         pass
-    for _ in range(4):  # whose rows may have the same ids
-        written(store, [(0, [(step, -1) for step in range(32)])] * 8)
-    with pytest.raises(Refused, match="deleted"):
+    for _ in range(4):
+        other, _ = written(store, [(0, [(step, -1) for step in range(32)])] * 8)
+        assert other.experiment_id > run.experiment_id
+        assert other.series().id > found[-1].id
+    with pytest.raises(Refused, match="no experiment"):
         got += frames
     assert all((points.timestamps_ms >= 0).all() for _, points in got)
     store.close()

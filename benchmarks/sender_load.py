@@ -19,7 +19,7 @@ import time
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.metrics_processes import cpu_s, on_the_servers_core, pin_client
@@ -111,8 +111,9 @@ def _profiled(*, wanted: bool) -> Iterator[None]:
 
         return inner
 
-    for kind in (Sender, EventStream):
-        kind._run = watched(kind._run)  # type: ignore[attr-defined,method-assign] # noqa: SLF001
+    classes: tuple[Any, ...] = (Sender, EventStream)
+    for kind in classes:
+        kind._run = watched(kind._run)  # noqa: SLF001
     yield
     for profile in profiles:
         pstats.Stats(profile).sort_stats("tottime").print_stats(22)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from runtime.checkpoints.record import SegmentEntry  # noqa: TC001  (msgspec reads the annotation)
+from runtime.checkpoints.record import SegmentEntry
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:

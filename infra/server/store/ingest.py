@@ -36,7 +36,7 @@ _MAX_REMEMBERED = 200_000
 
 @dataclass(slots=True)
 class _Live:
-    """What the writer remembers of an experiment that is written to. `size` is how much it was of late."""
+    """What the writer remembers of an experiment that is written to. `size` is how much it was lately."""
 
     growth: Growth
     senders: dict[str, Sender] = field(default_factory=dict)

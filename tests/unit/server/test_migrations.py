@@ -1,6 +1,7 @@
 """From the previous version, with what it holds, to this one, on both databases."""
 
 import hashlib
+from typing import Any
 
 import pytest
 from alembic import command
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*expression-based index")
 
 HASHES = [hashlib.sha256(name.encode()).digest() for name in ("key", "revoked", "token", "map")]
 EXPERIMENT_UID = "5f0f2f6e-7d0f-4d3e-9a55-0d9b6b1d2a10"
-ROWS = {
+ROWS: dict[str, list[dict[str, Any]]] = {
     "organisations": [{"id": 1, "uid": "o", "name": "local", "created_ms": 1}],
     "keys": [
         {"id": 1, "uid": "k1", "organisation_id": 1, "name": "first", "hash": HASHES[0], "created_ms": 1},

@@ -56,31 +56,22 @@ class Metric:
 
     def encode(self) -> bytes:
         """Return the event as one line, metadata sorted by key. Raises `ValueError` for a lone surrogate."""
-        metadata = self.metadata
-        if len(metadata) > 1:
-            metadata = dict(sorted(metadata.items()))
         if math.isfinite(self.value):
-            return _line(
-                {
-                    "ts_ms": self.ts_ms,
-                    "step": self.step,
-                    "kind": "metric",
-                    "name": self.name,
-                    "value": self.value,
-                    "metadata": metadata,
-                }
+            value = orjson.dumps(self.value)
+        else:
+            value = b'null,"non_finite":"%b"' % non_finite(self.value).encode()
+        metadata = self.metadata if type(self.metadata) is dict else dict(self.metadata)
+        try:
+            # Part by part: a run says thousands of these, and the whole costs four times as much.
+            return b'{"ts_ms":%d,"step":%d,"kind":"metric","name":%b,"value":%b,"metadata":%b}\n' % (
+                self.ts_ms,
+                self.step,
+                orjson.dumps(self.name),
+                value,
+                orjson.dumps(metadata, option=orjson.OPT_SORT_KEYS),
             )
-        return _line(
-            {
-                "ts_ms": self.ts_ms,
-                "step": self.step,
-                "kind": "metric",
-                "name": self.name,
-                "value": None,
-                "non_finite": non_finite(self.value),
-                "metadata": metadata,
-            }
-        )
+        except orjson.JSONEncodeError as error:
+            raise _no_json("metric", error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +151,11 @@ def _line(fields: Mapping[str, object]) -> bytes:
     try:
         return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
     except orjson.JSONEncodeError as error:
-        raise ValueError(f"an event of kind {fields['kind']} is not JSON: {error}") from error
+        raise _no_json(fields["kind"], error) from error
+
+
+def _no_json(kind: object, error: Exception) -> ValueError:
+    return ValueError(f"an event of kind {kind} is not JSON: {error}")
 
 
 def _valid(text: str) -> str:

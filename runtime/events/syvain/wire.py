@@ -51,7 +51,7 @@ class _Kept(msgspec.Struct, frozen=True):
         return f"{self.session}.{self.sequence}"
 
 
-class MetricLine(_Kept, frozen=True, tag_field="kind", tag="metric"):
+class MetricLine(_Kept, frozen=True, tag_field="kind", tag="metric", gc=False):
     """A number; what is only passed on stays as it was written."""
 
     step: int

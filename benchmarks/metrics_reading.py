@@ -103,7 +103,7 @@ def _charts(server: MetricsServer, client: MetricsClient, run: Experiment) -> di
     rss = _rss_mib(server)
     return {
         "chart_first_ms": round(statistics.median(first), 1),
-        "chart_warm_ms": round(statistics.median(warm), 1),
+        "chart_ms": round(statistics.median(warm), 1),
         "chart_rss_mib": rss,
     }
 

@@ -91,7 +91,7 @@ def measure(folder: Path, given: argparse.Namespace, parts: Sequence[str]) -> di
             figures |= _peer_figures(rows)
     if "read" in parts:
         read = metrics_reading.measure(MetricsServer(folder / "read"))
-        figures |= read | {"chart_ms": max(read["chart_first_ms"], read["chart_warm_ms"])}
+        figures |= read
         print(json.dumps(read), flush=True)
     if "memory" in parts:
         figures |= metrics_memory.measure(MetricsServer(folder / "memory"))

@@ -302,6 +302,7 @@ def test_nobody_waits_while_a_large_body_is_decoded(client, app, slug, monkeypat
 @pytest.mark.parametrize(
     "body",
     [b"nothing", gzip.compress(b"[]")[:-4], gzip.compress(b"[]") * 2, gzip.compress(b"[]") + b"x", b""],
+    ids=["no gzip", "cut", "two", "more", "empty"],
 )
 def test_what_is_not_one_whole_gzip_member_is_refused(client, body):
     headers = {**client.authorization, "content-encoding": "gzip"}

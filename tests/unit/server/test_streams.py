@@ -165,7 +165,7 @@ def test_a_stream_of_what_is_deleted_meanwhile_is_refused_and_gives_nothing_of_a
     with store.database.read() as connection:
         found = list(series.of_experiment(connection, run.experiment_id))
     with store.database.read() as connection:
-        one = connection.execute(select(schema.experiments)).first()
+        one = connection.execute(select(schema.experiments)).one()
     reads = experiments.while_there(store.read_now, one.organisation_id, one.uid)
     frames = stream_each(reads, found, Order(), frame_points=frame_points)
     got = [] if frame_points > len(rows) else [next(frames)]

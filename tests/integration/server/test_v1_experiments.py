@@ -1,7 +1,6 @@
 """The REST API's experiments."""
 
 import time
-import uuid
 
 import pytest
 

@@ -198,17 +198,18 @@ def _us(sent: Sent) -> float:
 
 
 def _our_figures(rows: dict[str, Sent]) -> dict[str, Any]:
-    ready, foreign = rows["our sender's batches"], rows["public collector's batches"]
+    sender, batches = rows["our sender"], rows["our sender's batches"]
+    foreign, foreign_batches = rows["public collector"], rows["public collector's batches"]
     return {
-        "points_per_s": round(ready.per_s),
-        "points_per_s_sender": round(rows["our sender"].per_s),
-        "points_per_s_foreign": round(foreign.per_s),
-        "points_per_s_collector": round(rows["public collector"].per_s),
+        "points_per_s": round(sender.per_s),
+        "points_per_s_batches": round(batches.per_s),
         "points_per_s_alone": round(rows["our sender, alone"].per_s),
-        "cpu_us_per_point": round(_us(ready), 2),
+        "points_per_s_foreign": round(foreign.per_s),
+        "points_per_s_foreign_batches": round(foreign_batches.per_s),
+        "cpu_us_per_point": round(_us(sender), 2),
         "cpu_us_per_point_foreign": round(_us(foreign), 2),
-        "batch_p50_ms": round(ready.latency_ms(0.5), 1),
-        "batch_p99_ms": round(ready.latency_ms(0.99), 1),
+        "batch_p50_ms": round(sender.latency_ms(0.5), 1),
+        "batch_p99_ms": round(sender.latency_ms(0.99), 1),
         "bytes_per_point_foreign": round(foreign.size_bytes / foreign.points, 2),
     }
 
@@ -219,14 +220,13 @@ def _peer_figures(rows: dict[str, Sent]) -> dict[str, Any]:
         "points_per_s_mlflow": round(mlflow.per_s), "points_per_s_trackio": round(trackio.per_s)
     }  # fmt: skip
     if "our sender" in rows:
-        ours, batches = rows["our sender"], rows["our sender's batches"]
+        sender, batches = rows["our sender"], rows["our sender's batches"]
         figures |= {
-            "over_mlflow": round(batches.per_s / mlflow.per_s, 1),
-            "over_mlflow_sender": round(ours.per_s / mlflow.per_s, 1),
-            "over_mlflow_cpu": round(_us(mlflow) / _us(batches), 1),
-            "over_trackio": round(batches.per_s / trackio.per_s, 1),
-            "over_trackio_sender": round(ours.per_s / trackio.per_s, 1),
-            "over_trackio_cpu": round(_us(trackio) / _us(batches), 1),
+            "over_mlflow": round(sender.per_s / mlflow.per_s, 1),
+            "over_mlflow_batches": round(batches.per_s / mlflow.per_s, 1),
+            "over_mlflow_cpu": round(_us(mlflow) / _us(sender), 1),
+            "over_trackio": round(sender.per_s / trackio.per_s, 1),
+            "over_trackio_cpu": round(_us(trackio) / _us(sender), 1),
         }
     return figures
 

@@ -75,9 +75,7 @@ def train(
     ] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="How many steps.")] = None,
-    eval_every: Annotated[
-        int | None, typer.Option(metavar="N", help="Evaluate every N steps; 0 never.")
-    ] = None,
+    eval_every: Annotated[int | None, typer.Option(metavar="N", help="Evaluate every N steps.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     gpus: Annotated[int | None, typer.Option(metavar="N", help="How many GPUs to lease.")] = None,
     location: Annotated[
@@ -128,12 +126,17 @@ def train(
     from flows.parameters import from_json
 
     parameters = from_json({name: value for name, value in values.items() if value is not None})
-    if cron is not None:
-        if follow:
-            raise Rejected("--follow follows one run, and --cron schedules many: leave one of them out.")
-        _cron(parameters, cron, data)
-        return
+    if cron is not None and follow:
+        raise Rejected("--follow follows one run, and --cron schedules many: leave one of them out.")
+    # Prefect reads its settings when it is imported: the address comes first.
     _connect(data)
+    from flows.check import check_experiment, check_store
+
+    check_store(parameters.location)
+    check_experiment(parameters, os.environ)
+    if cron is not None:
+        _cron(parameters, cron)
+        return
     from flows.scheduling import schedule
 
     _told(schedule(parameters), "scheduled", follow=follow, as_json=as_json)
@@ -189,9 +192,7 @@ def list_(
         typer.echo(f"{run.slug:<{width}}  {run.state:<22} {_short(run.scheduled):<20} {run.location or ''}")
 
 
-def _cron(parameters: "TrainParameters", cron: str, data: Path | None) -> None:
-    # Prefect reads its settings when it is imported: the address comes first.
-    _connect(data)
+def _cron(parameters: "TrainParameters", cron: str) -> None:
     from flows.schedules import schedule_cron
 
     page = schedule_cron(parameters, cron=cron)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -15,12 +16,15 @@ from infra.local.errors import StackError
 from runtime.errors import Rejected, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from flows.parameters import TrainParameters
     from flows.scheduling import RunView
 
 __all__ = ["app", "main"]
+
+WITH_REASON = ("Failed", "Crashed", "Waiting", "AwaitingRetry")
+"""The states of which a list shows the message."""
 
 app = typer.Typer(
     help="Training runs that survive being killed: the stack on this machine, and the runs on it.",
@@ -171,6 +175,17 @@ def cancel(
     _told(scheduling.cancel(slug), "cancelling", follow=False, as_json=as_json)
 
 
+@app.command(name="follow")
+def follow_(
+    slug: Slug,
+    *,
+    data: local.Data = None,
+) -> None:
+    """Print a run's log since it was last scheduled, until it is final; exit by how it ended."""
+    _connect(data)
+    _follow(slug, err=False)
+
+
 @app.command(name="list")
 def list_(
     *,
@@ -186,10 +201,20 @@ def list_(
     if as_json:
         typer.echo(json.dumps([_plain(run) for run in runs]))
         return
-    width = max((len(run.slug) for run in runs), default=4)
-    typer.echo(f"{'SLUG':<{width}}  {'STATE':<22} {'SCHEDULED':<20} LOCATION")
+    for line in _table(runs, columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
+        typer.echo(line)
+
+
+def _table(runs: "Sequence[RunView]", *, columns: int | None) -> "Iterator[str]":
+    """Yield a line for each run, and one below it that says why a run is not well, cut to `columns`."""
+    slugs = max(map(len, ["SLUG", *(run.slug for run in runs)]))
+    states = max(map(len, ["STATE", *(run.state for run in runs)]))
+    yield f"{'SLUG':<{slugs}}  {'STATE':<{states}}  {'SCHEDULED (UTC)':<19}  LOCATION"
     for run in runs:
-        typer.echo(f"{run.slug:<{width}}  {run.state:<22} {_short(run.scheduled):<20} {run.location or ''}")
+        row = f"{run.slug:<{slugs}}  {run.state:<{states}}  {_short(run.scheduled):<19}  {run.location or ''}"
+        yield row.rstrip()
+        if run.message and run.state in WITH_REASON:
+            yield f"  {' '.join(run.message.split())}"[:columns]
 
 
 def _cron(parameters: "TrainParameters", cron: str) -> None:
@@ -219,19 +244,22 @@ def _told(run: "RunView", what: str, *, follow: bool, as_json: bool) -> None:
         typer.echo(json.dumps(_plain(run)))
     else:
         typer.echo(f"{run.slug}: {what}: {run.page}")
-    if not follow:
-        return
-    from flows import scheduling
+    if follow:
+        _follow(run.slug, err=as_json)
+
+
+def _follow(slug: str, *, err: bool) -> None:
+    from flows import following, scheduling
 
     try:
-        for line in scheduling.follow(run.slug):
-            typer.echo(line, err=as_json)
+        for line in following.follow(slug):
+            typer.echo(line, err=err)
     except KeyboardInterrupt:
-        typer.echo(f"{run.slug} goes on; slugline cancel {run.slug} ends it", err=True)
+        typer.echo(
+            f"{slug} goes on; slugline follow {slug} shows it again, slugline cancel {slug} ends it", err=True
+        )
         raise
-    final = scheduling.find_run(run.slug)
-    typer.echo(f"{final.slug}: {final.state}" + (f": {final.message}" if final.message else ""), err=as_json)
-    raise typer.Exit(_exit_code(final.state))
+    raise typer.Exit(_exit_code(scheduling.find_run(slug).state))
 
 
 def _exit_code(state: str) -> int:

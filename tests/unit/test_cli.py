@@ -3,9 +3,13 @@
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+
+from flows.cli import _table
+from flows.scheduling import RunView
 
 SLUGLINE = Path(sys.executable).with_name("slugline")
 
@@ -90,6 +94,31 @@ def test_help_loads_neither_torch_nor_prefect_and_is_quick():
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
     # The best of three: other tests share the machine.
     assert min(_seconds("--help") for _ in range(3)) < 0.5
+
+
+def view(slug: str, state: str, message: str = "") -> RunView:
+    return RunView(
+        slug=slug,
+        flow_run_id="f",
+        state=state,
+        message=message,
+        location="/at",
+        scheduled=datetime(2027, 1, 1, tzinfo=UTC),
+        started=None,
+        ended=None,
+        page="p",
+        live=False,
+    )
+
+
+def test_a_list_stands_in_columns_however_short_its_slugs_and_says_why_a_run_is_not_well():
+    runs = [view("ab", "Completed", "done"), view("c", "Waiting", "no bucket\n" + "x" * 100)]
+    head, first, second, why = _table(runs, columns=40)
+    assert (head.index("STATE"), head.index("SCHEDULED (UTC)")) == (6, 17)
+    assert first.index("Completed") == second.index("Waiting") == 6
+    assert first.index("2027-01-01 00:00:00") == 17
+    assert first.index("/at") == head.index("LOCATION")
+    assert why == f"  no bucket {'x' * 28}"
 
 
 def _seconds(*arguments: str) -> float:

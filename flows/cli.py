@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import asdict
@@ -13,6 +14,7 @@ import typer
 
 from infra.local import cli as local
 from infra.local.errors import StackError
+from runtime import __version__
 from runtime.errors import Rejected, RunError
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from flows.scheduling import RunView
 
 __all__ = ["app", "main"]
+
+NO_NUMBER = r"Input should be a valid integer.*"
+"""What the command line's library says of a text where a number belongs."""
 
 WITH_REASON = ("Failed", "Crashed", "Waiting", "AwaitingRetry")
 """The states of which a list shows the message."""
@@ -33,6 +38,23 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(local.app)
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001 - how an option's callback is called
+    if asked:
+        typer.echo(f"slugline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    pass
+
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Print the run's log until it is final; exit by how it ended.")
@@ -51,7 +73,7 @@ def _run(argv: list[str]) -> int:
         return int(app(argv, prog_name="slugline", standalone_mode=False) or 0)
     except typer.TyperException as error:
         # An empty text: the help was shown instead.
-        message = " ".join(error.format_message().split())
+        message = re.sub(NO_NUMBER, "it must be a whole number", " ".join(error.format_message().split()))
         if message:
             typer.echo(f"slugline: {message}", err=True)
         return error.exit_code

@@ -10,6 +10,7 @@ import pytest
 
 from flows.cli import _table
 from flows.scheduling import RunView
+from runtime import __version__
 
 SLUGLINE = Path(sys.executable).with_name("slugline")
 
@@ -35,10 +36,13 @@ def experiment(tmp_path):
     ("arguments", "says"),
     [
         (["tarin"], "No such command 'tarin'"),
-        (["up", "--port-s3", "x"], "--port-s3"),
+        (["up", "--port-s3", "42x"], "'--port-s3': it must be a whole number"),
         (["up", "--port-s3", "70000"], "port 70000 (S3) is not within 1 to 65535"),
         (["up", "--nope"], "No such option: --nope"),
-        (["logs", "s4"], "no service is called 's4': choose of s3, prefect, metrics, worker, rescue"),
+        (
+            ["logs", "s4"],
+            "choose of s3, prefect, metrics, worker, rescue; `slugline follow SLUG` shows a run",
+        ),
         (["train"], "Missing argument 'FILE'"),
         (["train", "/none.py"], "there is no experiment file /none.py"),
         (["train", "/etc/hostname"], "an experiment file ends in .py, got hostname"),
@@ -67,6 +71,10 @@ def test_a_mistake_is_one_line_and_exit_2(arguments, says, experiment, tmp_path)
     (line,) = result.stderr.splitlines()
     assert line.startswith("slugline: ")
     assert says in line
+
+
+def test_the_version_is_that_of_the_package():
+    assert slugline("--version").stdout == f"slugline {__version__}\n"
 
 
 def test_down_where_nothing_ever_ran_is_fine(tmp_path):

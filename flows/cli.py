@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,15 +14,22 @@ import typer
 
 from infra.local import cli as local
 from infra.local.errors import StackError
+from runtime import __version__
 from runtime.errors import Rejected, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from flows.parameters import TrainParameters
     from flows.scheduling import RunView
 
 __all__ = ["app", "main"]
+
+NO_NUMBER = r"Input should be a valid integer.*"
+"""What the command line's library says of a text where a number belongs."""
+
+WITH_REASON = ("Failed", "Crashed", "Waiting", "AwaitingRetry")
+"""The states of which a list shows the message."""
 
 app = typer.Typer(
     help="Training runs that survive being killed: the stack on this machine, and the runs on it.",
@@ -29,6 +38,23 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(local.app)
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001 - how an option's callback is called
+    if asked:
+        typer.echo(f"slugline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    pass
+
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Print the run's log until it is final; exit by how it ended.")
@@ -47,7 +73,7 @@ def _run(argv: list[str]) -> int:
         return int(app(argv, prog_name="slugline", standalone_mode=False) or 0)
     except typer.TyperException as error:
         # An empty text: the help was shown instead.
-        message = " ".join(error.format_message().split())
+        message = re.sub(NO_NUMBER, "it must be a whole number", " ".join(error.format_message().split()))
         if message:
             typer.echo(f"slugline: {message}", err=True)
         return error.exit_code
@@ -75,9 +101,7 @@ def train(
     ] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="How many steps.")] = None,
-    eval_every: Annotated[
-        int | None, typer.Option(metavar="N", help="Evaluate every N steps; 0 never.")
-    ] = None,
+    eval_every: Annotated[int | None, typer.Option(metavar="N", help="Evaluate every N steps.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     gpus: Annotated[int | None, typer.Option(metavar="N", help="How many GPUs to lease.")] = None,
     location: Annotated[
@@ -128,12 +152,17 @@ def train(
     from flows.parameters import from_json
 
     parameters = from_json({name: value for name, value in values.items() if value is not None})
-    if cron is not None:
-        if follow:
-            raise Rejected("--follow follows one run, and --cron schedules many: leave one of them out.")
-        _cron(parameters, cron, data)
-        return
+    if cron is not None and follow:
+        raise Rejected("--follow follows one run, and --cron schedules many: leave one of them out.")
+    # Prefect reads its settings when it is imported: the address comes first.
     _connect(data)
+    from flows.check import check_experiment, check_store
+
+    check_store(parameters.location)
+    check_experiment(parameters, os.environ)
+    if cron is not None:
+        _cron(parameters, cron)
+        return
     from flows.scheduling import schedule
 
     _told(schedule(parameters), "scheduled", follow=follow, as_json=as_json)
@@ -168,6 +197,17 @@ def cancel(
     _told(scheduling.cancel(slug), "cancelling", follow=False, as_json=as_json)
 
 
+@app.command(name="follow")
+def follow_(
+    slug: Slug,
+    *,
+    data: local.Data = None,
+) -> None:
+    """Print a run's log since it was last scheduled, until it is final; exit by how it ended."""
+    _connect(data)
+    _follow(slug, err=False)
+
+
 @app.command(name="list")
 def list_(
     *,
@@ -183,15 +223,23 @@ def list_(
     if as_json:
         typer.echo(json.dumps([_plain(run) for run in runs]))
         return
-    width = max((len(run.slug) for run in runs), default=4)
-    typer.echo(f"{'SLUG':<{width}}  {'STATE':<22} {'SCHEDULED':<20} LOCATION")
+    for line in _table(runs, columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
+        typer.echo(line)
+
+
+def _table(runs: "Sequence[RunView]", *, columns: int | None) -> "Iterator[str]":
+    """Yield a line for each run, and one below it that says why a run is not well, cut to `columns`."""
+    slugs = max(map(len, ["SLUG", *(run.slug for run in runs)]))
+    states = max(map(len, ["STATE", *(run.state for run in runs)]))
+    yield f"{'SLUG':<{slugs}}  {'STATE':<{states}}  {'SCHEDULED (UTC)':<19}  LOCATION"
     for run in runs:
-        typer.echo(f"{run.slug:<{width}}  {run.state:<22} {_short(run.scheduled):<20} {run.location or ''}")
+        row = f"{run.slug:<{slugs}}  {run.state:<{states}}  {_short(run.scheduled):<19}  {run.location or ''}"
+        yield row.rstrip()
+        if run.message and run.state in WITH_REASON:
+            yield f"  {' '.join(run.message.split())}"[:columns]
 
 
-def _cron(parameters: "TrainParameters", cron: str, data: Path | None) -> None:
-    # Prefect reads its settings when it is imported: the address comes first.
-    _connect(data)
+def _cron(parameters: "TrainParameters", cron: str) -> None:
     from flows.schedules import schedule_cron
 
     page = schedule_cron(parameters, cron=cron)
@@ -218,19 +266,22 @@ def _told(run: "RunView", what: str, *, follow: bool, as_json: bool) -> None:
         typer.echo(json.dumps(_plain(run)))
     else:
         typer.echo(f"{run.slug}: {what}: {run.page}")
-    if not follow:
-        return
-    from flows import scheduling
+    if follow:
+        _follow(run.slug, err=as_json)
+
+
+def _follow(slug: str, *, err: bool) -> None:
+    from flows import following, scheduling
 
     try:
-        for line in scheduling.follow(run.slug):
-            typer.echo(line, err=as_json)
+        for line in following.follow(slug):
+            typer.echo(line, err=err)
     except KeyboardInterrupt:
-        typer.echo(f"{run.slug} goes on; slugline cancel {run.slug} ends it", err=True)
+        typer.echo(
+            f"{slug} goes on; slugline follow {slug} shows it again, slugline cancel {slug} ends it", err=True
+        )
         raise
-    final = scheduling.find_run(run.slug)
-    typer.echo(f"{final.slug}: {final.state}" + (f": {final.message}" if final.message else ""), err=as_json)
-    raise typer.Exit(_exit_code(final.state))
+    raise typer.Exit(_exit_code(scheduling.find_run(slug).state))
 
 
 def _exit_code(state: str) -> int:

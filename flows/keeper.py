@@ -50,6 +50,7 @@ def now_ms() -> int:
 class Keeper:
     """One flow process's care for one run. `say` puts a sentence on the run; `show` gets every new ledger.
 
+    `stand` makes the run's state say that it waits, and why; unset: that it goes on.
     `asked` are the ids of the flow run's states since a person last scheduled it.
     """
 
@@ -62,6 +63,7 @@ class Keeper:
     train: Trainer
     say: Callable[[str], None]
     show: Callable[[Ledger], None]
+    stand: Callable[[str | None], None]
     sleep: Callable[[float], None] = time.sleep
     alive: Callable[[ProcessId], bool | None] = is_alive
 
@@ -82,8 +84,8 @@ class Keeper:
         while decision.action in (Action.WAIT, Action.RESUME):
             if decision.action is Action.WAIT:
                 waits += 1
-                self.say(f"{decision.reason}; next try in {backoff_s(waits):g} s")
-                self.sleep(backoff_s(waits))
+                self._wait(decision.reason, waits)
+                self.stand(None)
             else:
                 waits = 0
                 if decision.reason:
@@ -212,8 +214,17 @@ class Keeper:
         tries = 0
         while True:
             try:
-                return ask()
+                answer = ask()
             except Unavailable as error:
                 tries += 1
-                self.say(f"waiting: {error}; next try in {backoff_s(tries):g} s")
-                self.sleep(backoff_s(tries))
+                self._wait(f"waiting: {error}", tries)
+                continue
+            if tries:
+                self.stand(None)
+            return answer
+
+    def _wait(self, reason: str, tries: int) -> None:
+        text = f"{reason}; next try in {backoff_s(tries):g} s"
+        self.say(text)
+        self.stand(text)
+        self.sleep(backoff_s(tries))

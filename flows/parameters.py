@@ -171,7 +171,7 @@ def _check_location(text: str) -> None:
 
 
 def _check_numbers(parameters: TrainParameters) -> None:
-    lowest = {"steps": 1, "eval_every": 0, "gpus": 0, "interruptions": 0, "failures": 0, "no_progress": 1}
+    lowest = {"steps": 1, "eval_every": 1, "gpus": 0, "interruptions": 0, "failures": 0, "no_progress": 1}
     for name, least in lowest.items():
         value = getattr(parameters, name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):

@@ -28,7 +28,7 @@ from flows.ledger import LedgerFile, Rescue
 from flows.parameters import from_json
 from flows.processes import host_name, is_alive, is_running
 from flows.pulse import read_pulse
-from flows.server import AWAITING_RETRY, connect, since_asked
+from flows.server import AWAITING_RETRY, connect, same_start, since_asked
 from runtime.checkpoints.location import open_store
 from runtime.checkpoints.record import read_record
 from runtime.errors import RunError, Superseded, Unavailable
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import FrameType
 
-    from flows.ledger import Ledger
+    from flows.ledger import Ledger, Owner
     from flows.processes import ProcessId
     from flows.server import FlowRun, State
     from runtime.checkpoints.record import AttemptEntry
@@ -195,7 +195,7 @@ class Rescuer:
             return None
         if state.type == "CRASHED":
             return (state.message or "crashed").partition(". ")[0]
-        if lives is False and ledger is not None and owner is not None and owner.state_id == state.id:
+        if lives is False and ledger is not None and owner is not None and _began(server, run, owner):
             if not _left_to_newer(ledger):
                 return f"its flow process {owner.process.pid} is gone"
             record = store and read_record(store)
@@ -300,6 +300,14 @@ def _unreported(found: _Found) -> tuple[str, str] | None:
         return None
     kind = "COMPLETED" if ledger.closed.action is Action.COMPLETE else "FAILED"
     return kind, ledger.closed.reason
+
+
+def _began(server: Watched, run: FlowRun, owner: Owner) -> bool:
+    """Say whether the run is in the state under which its owner began, or in one that the owner gave it."""
+    state = run.state
+    if state is None or state.type != "RUNNING" or state.id == owner.state_id:
+        return state is not None and state.id == owner.state_id
+    return same_start(server.states(run.id), owner.state_id)
 
 
 def _left_to_newer(ledger: Ledger) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,12 @@ from flows.server import ASKED, AWAITING_RETRY, FLOW, connect, slug_tag
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from flows.parameters import TrainParameters
     from flows.server import FlowRun, Server, State
 
-__all__ = ["RunView", "cancel", "find_run", "follow", "list_runs", "resume", "schedule"]
+__all__ = ["RunView", "cancel", "find_run", "list_runs", "resume", "schedule"]
 
 ECHO = timedelta(minutes=2)
 SOON = timedelta(minutes=1)
@@ -90,12 +89,17 @@ def list_runs(*, limit: int = 50) -> list[RunView]:
     Raises:
         Unavailable: the Prefect server cannot be reached.
     """
+    due_by, count = datetime.now(UTC) + SOON, limit
     with connect() as server:
-        newest: dict[str, RunView] = {}
-        for run in server.runs(limit=limit, due_by=datetime.now(UTC) + SOON):
-            view = _view(server, run)
-            newest.setdefault(view.slug, view)
-        return list(newest.values())
+        while True:
+            found = server.runs(limit=count, due_by=due_by)
+            newest: dict[str, RunView] = {}
+            for run in found:
+                view = _view(server, run)
+                newest.setdefault(view.slug, view)
+            if len(newest) >= limit or len(found) < count:
+                return list(newest.values())[:limit]
+            count *= 2  # several flow runs were of one slug
 
 
 def find_run(slug: str) -> RunView:
@@ -107,28 +111,6 @@ def find_run(slug: str) -> RunView:
     """
     with connect() as server:
         return _view(server, _known(server, slug)[0])
-
-
-def follow(slug: str, *, poll_s: float = 1.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Yield the run's log lines and changes of state as they come, until it is no longer live.
-
-    Raises:
-        Rejected: there is no such run.
-        Unavailable: the Prefect server cannot be reached.
-    """
-    with connect() as server:
-        run, told, offset = _known(server, slug)[0], "", 0
-        while True:
-            run = server.run(run.id)  # before the logs: what a final run said is there by then
-            while lines := server.logs(run.id, offset=offset):
-                offset += len(lines)
-                yield from lines
-            if run.state is not None and run.state.id != told:
-                told = run.state.id
-                yield f"{slug}: {run.state.name}" + (f": {run.state.message}" if run.state.message else "")
-            if not _is_live(run.state):
-                return
-            sleep(poll_s)
 
 
 def _known(server: Server, slug: str) -> list[FlowRun]:
@@ -183,7 +165,9 @@ def _echo(run: FlowRun) -> str | None:
 
 def _live(slug: str, state: State | None) -> Rejected:
     how = state.name if state is not None else "about to be scheduled"
-    return Rejected(f"{slug} is live ({how}): follow it, or cancel it with `slugline cancel {slug}` first.")
+    return Rejected(
+        f"{slug} is live ({how}): `slugline follow {slug}` shows it, `slugline cancel {slug}` ends it."
+    )
 
 
 def _is_live(state: State | None) -> bool:

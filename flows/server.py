@@ -23,12 +23,15 @@ __all__ = [
     "ASKED",
     "AWAITING_RETRY",
     "FLOW",
+    "WAITING",
     "FlowRun",
+    "LogLine",
     "Server",
     "State",
     "connect",
     "page_base",
     "prefect_client",
+    "same_start",
     "since_asked",
     "slug_tag",
 ]
@@ -38,6 +41,8 @@ PAGE = 200
 AWAITING_RETRY = {"type": "SCHEDULED", "name": "AwaitingRetry"}
 ASKED = "Scheduled again by the user."
 """The message of a state with which a person sets a run back."""
+WAITING = "Waiting"
+"""The name of the Running state in which a run waits for its surroundings."""
 HEARTBEAT = "prefect.flow-run.heartbeat"
 
 T = TypeVar("T")
@@ -86,6 +91,15 @@ class FlowRun:
         return values if isinstance(values, dict) else {}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """What was logged for a flow run; a traceback makes it many lines."""
+
+    id: str
+    timestamp: datetime
+    message: str
+
+
 def slug_tag(slug: str) -> str:
     """Return the tag that a slug's flow runs carry."""
     return f"slug:{slug}"
@@ -102,6 +116,15 @@ def since_asked(states: Sequence[State]) -> list[State]:
         if not states[index].live:
             return list(states[index + 1 :])
     return list(states)
+
+
+def same_start(states: Sequence[State], state_id: str) -> bool:
+    """Say whether the flow process that began under this state is the newest one of the run's `states`.
+
+    It may call itself waiting, and running again; a later one is scheduled first.
+    """
+    at = next((index for index, state in enumerate(states) if state.id == state_id), None)
+    return at is not None and all(state.type == "RUNNING" for state in states[at:])
 
 
 @contextlib.contextmanager
@@ -262,15 +285,24 @@ class Server:
         events = self._ask("POST", "/events/filter", body, _Events).events
         return events[0].occurred if events else None
 
-    def logs(self, flow_run_id: str, *, offset: int) -> list[str]:
-        """Return a run's log lines after the first `offset`, at most 200."""
-        body = {
-            "logs": {"flow_run_id": {"any_": [flow_run_id]}},
-            "sort": "TIMESTAMP_ASC",
-            "offset": offset,
-            "limit": PAGE,
-        }
-        return [line.message for line in self._ask("POST", "/logs/filter", body, list[_Log])]
+    def logs(self, flow_run_id: str, *, since: datetime) -> list[LogLine]:
+        """Return a run's log lines from `since` on, oldest first."""
+        found: list[LogLine] = []
+        while len(found) % PAGE == 0:
+            body = {
+                "logs": {
+                    "flow_run_id": {"any_": [flow_run_id]},
+                    "timestamp": {"after_": since.isoformat()},
+                },
+                "sort": "TIMESTAMP_ASC",
+                "offset": len(found),
+                "limit": PAGE,
+            }
+            page = self._ask("POST", "/logs/filter", body, list[LogLine])
+            found += page
+            if not page:
+                break
+        return found
 
     def put_artifact(self, flow_run_id: str, *, key: str, type: str, data: Any, description: str) -> None:  # noqa: A002 - Prefect's word
         """Make the run's artifact `key`, or replace what it shows."""
@@ -335,11 +367,6 @@ class _Id:
 @dataclass(frozen=True, slots=True)
 class _Name:
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Log:
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

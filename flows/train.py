@@ -28,7 +28,7 @@ from flows.parameters import TrainParameters  # noqa: TC001 - Prefect reads the 
 from flows.processes import host_name, this_process
 from flows.pulse import Upkeep
 from flows.report import Report
-from flows.server import AWAITING_RETRY, FlowRun, Server, connect, since_asked
+from flows.server import AWAITING_RETRY, WAITING, FlowRun, Server, connect, since_asked
 from flows.trainer import CommandOf, SexpgpuTrainer, sexpgpu_command, work_folder
 from runtime.checkpoints.location import open_store
 from runtime.errors import Rejected, RunError
@@ -187,6 +187,7 @@ class _Care:
             train=self._as_task,
             say=self._report.say,
             show=self._show,
+            stand=self._stand,
         )
 
     def keep(self) -> Decision:
@@ -213,8 +214,10 @@ class _Care:
         except TerminationSignal:
             self._report.say("stopped by a signal")
             raise
-        say = self._report.note if decision.action is Action.COMPLETE else self._report.say
-        say(decision.reason)
+        if decision.action is Action.ABORT:
+            self._report.say(decision.reason)
+        else:
+            self._report.status = decision.reason  # its last state says it
         return decision
 
     def _as_task(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:
@@ -222,6 +225,15 @@ class _Care:
 
     def _show(self, ledger: Ledger) -> None:
         self._report.ledger = ledger
+
+    def _stand(self, waiting: str | None) -> None:
+        """Make the run's state say that it waits, and why; unset: that it goes on."""
+        # What somebody asks for in this moment wins: Prefect lets nothing leave Cancelling but for Cancelled.
+        with contextlib.suppress(RunError), connect(retries=0) as server:
+            now = server.run(self._run.id).state
+            if now is not None and now.type == "RUNNING":
+                state = {"type": "RUNNING", "name": WAITING if waiting else "Running"}
+                server.set_state(self._run.id, state, message=waiting or "")
 
     @contextlib.contextmanager
     def _in_background(self) -> Iterator[None]:

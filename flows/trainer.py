@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flows.pulse import Upkeep
     from flows.report import Report
 
-__all__ = ["CommandOf", "SexpgpuTrainer", "sexpgpu_command", "work_folder"]
+__all__ = ["CommandOf", "SexpgpuTrainer", "experiment_flags", "sexpgpu_command", "work_folder"]
 
 DEFAULT_WORK_DIR = "~/.local/state/slugline"
 
@@ -152,26 +152,37 @@ def sexpgpu_command(
         "--slug": parameters.slug,
         "--location": parameters.location,
         "--folder": parameters.folder,
-        "--variant": parameters.variant,
-        "--steps": parameters.steps,
-        "--eval-every": parameters.eval_every,
-        "--device": parameters.device,
         "--devices": ",".join(map(str, range(num_gpus))) if num_gpus > 1 else None,
         "--notice": f"{parameters.notice_s:g}",
     }
-    knobs = dict(parameters.knobs)
-    if parameters.precision is not None:
-        knobs["precision"] = parameters.precision
     return [
         # The script beside our interpreter: the working folder is no place to import from.
         str(Path(sys.executable).with_name("sexpgpu")),
         "run",
         str(experiment),
         "--json",
-        *(f"{flag}={value}" for flag, value in flags.items() if value is not None),
-        *(f"--knob={name}={_knob_text(value)}" for name, value in knobs.items()),
+        *_given(flags),
+        *experiment_flags(parameters),
         *(f"--metrics={target}" for target in (f"jsonl:{events}", *targets)),
     ]
+
+
+def experiment_flags(parameters: TrainParameters) -> list[str]:
+    """Return the flags that say what of the file is trained, which `sexpgpu run` and `check` both take."""
+    flags = {
+        "--variant": parameters.variant,
+        "--steps": parameters.steps,
+        "--eval-every": parameters.eval_every,
+        "--device": parameters.device,
+    }
+    knobs = dict(parameters.knobs)
+    if parameters.precision is not None:
+        knobs["precision"] = parameters.precision
+    return [*_given(flags), *(f"--knob={name}={_knob_text(value)}" for name, value in knobs.items())]
+
+
+def _given(flags: Mapping[str, object]) -> list[str]:
+    return [f"{flag}={value}" for flag, value in flags.items() if value is not None]
 
 
 def _unsent(summary: Path) -> int:

@@ -74,6 +74,9 @@ def client_environment(directory: DataDirectory, environ: Mapping[str, str]) -> 
         # Both: Python prefers the small one, Go the other.
         "NO_PROXY": _without_proxy(environ),
         "no_proxy": _without_proxy(environ),
+        # Trainers share their cores with the servers: threads that spin while they wait for each other make
+        # each step several times slower as soon as a core is taken. The bits are the same.
+        "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "passive"),
         "PREFECT_API_URL": prefect_url(ports) + "/api",
         "SYVAIN_METRICS_HOST": metrics_url(ports),
     }
@@ -100,9 +103,6 @@ def service_environment(directory: DataDirectory, environ: Mapping[str, str]) ->
         "AWS_EC2_METADATA_DISABLED": "true",
         # The store gives memory back instead of keeping 2 GiB after a gigabyte was uploaded.
         "GOMEMLIMIT": "600MiB",
-        # Trainers share their cores with the servers: threads that spin while they wait for each other make
-        # each step several times slower as soon as a core is taken. The bits are the same.
-        "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "passive"),
         "PREFECT_HOME": str(directory.path / "prefect"),
         # A server that is away for minutes costs a run nothing: its flow process asks again.
         "PREFECT_CLIENT_MAX_RETRIES": "30",

@@ -213,4 +213,7 @@ def service(name: str) -> Service:
     for candidate in SERVICES:
         if candidate.name == name:
             return candidate
-    raise StackError(f"no service is called {name!r}: choose of {', '.join(s.name for s in SERVICES)}")
+    raise StackError(
+        f"no service is called {name!r}: choose of {', '.join(s.name for s in SERVICES)}; "
+        "`slugline follow SLUG` shows a run"
+    )

@@ -64,6 +64,8 @@ def up(
         if supervisor.pid() is not None:
             _require_same(directory, ports)
             already = all(state.state == "running" for state in supervisor.states().values())
+            if already:  # that is all there is to say
+                say = _nothing
         else:
             already = False
             _start_supervisor(directory, supervisor, ports=ports, environ=environ, say=say)
@@ -137,6 +139,10 @@ def _start(
     for service in services:
         _wait_well(directory, supervisor, service, deadline=began + UP_TIMEOUT_S)
         say(f"{service.title} is up after {time.monotonic() - began:.1f} s")
+
+
+def _nothing(_text: str) -> None:
+    """Say nothing."""
 
 
 def _deploy(directory: DataDirectory, environ: Mapping[str, str]) -> None:

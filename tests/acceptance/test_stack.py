@@ -67,7 +67,7 @@ def test_up_twice_says_that_it_is_up(stack):
     before = {name: row["pid"] for name, row in stack.status().items()}
     again = stack.up()
     assert again.returncode == 0
-    assert "the stack is up already" in again.stderr
+    assert again.stderr == "the stack is up already\n"
     assert f"http://127.0.0.1:{stack.ports.prefect}" in again.stdout
     assert {name: row["pid"] for name, row in stack.status().items()} == before
 

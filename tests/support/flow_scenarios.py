@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -481,7 +482,9 @@ class Scenarios:
             flow_run_id = run.view().flow_run_id
 
             def said() -> list[str]:
-                return [line for line in server.logs(flow_run_id, offset=0) if "next try in" in line]
+                since = datetime.fromtimestamp(0, UTC)
+                lines = [line.message for line in server.logs(flow_run_id, since=since)]
+                return [line for line in lines if "next try in" in line]
 
             lines = wait_until(said, within_s=20, what=run.told)
         late.write_text(self.experiment.read_text())

@@ -3,9 +3,14 @@
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+
+from flows.cli import _table
+from flows.scheduling import RunView
+from runtime import __version__
 
 SLUGLINE = Path(sys.executable).with_name("slugline")
 
@@ -31,10 +36,13 @@ def experiment(tmp_path):
     ("arguments", "says"),
     [
         (["tarin"], "No such command 'tarin'"),
-        (["up", "--port-s3", "x"], "--port-s3"),
+        (["up", "--port-s3", "42x"], "'--port-s3': it must be a whole number"),
         (["up", "--port-s3", "70000"], "port 70000 (S3) is not within 1 to 65535"),
         (["up", "--nope"], "No such option: --nope"),
-        (["logs", "s4"], "no service is called 's4': choose of s3, prefect, metrics, worker, rescue"),
+        (
+            ["logs", "s4"],
+            "choose of s3, prefect, metrics, worker, rescue; `slugline follow SLUG` shows a run",
+        ),
         (["train"], "Missing argument 'FILE'"),
         (["train", "/none.py"], "there is no experiment file /none.py"),
         (["train", "/etc/hostname"], "an experiment file ends in .py, got hostname"),
@@ -65,6 +73,10 @@ def test_a_mistake_is_one_line_and_exit_2(arguments, says, experiment, tmp_path)
     assert says in line
 
 
+def test_the_version_is_that_of_the_package():
+    assert slugline("--version").stdout == f"slugline {__version__}\n"
+
+
 def test_down_where_nothing_ever_ran_is_fine(tmp_path):
     result = slugline("down", "--data", str(tmp_path / "none"))
     assert (result.returncode, result.stderr) == (0, "the stack is down\n")
@@ -90,6 +102,31 @@ def test_help_loads_neither_torch_nor_prefect_and_is_quick():
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
     # The best of three: other tests share the machine.
     assert min(_seconds("--help") for _ in range(3)) < 0.5
+
+
+def view(slug: str, state: str, message: str = "") -> RunView:
+    return RunView(
+        slug=slug,
+        flow_run_id="f",
+        state=state,
+        message=message,
+        location="/at",
+        scheduled=datetime(2027, 1, 1, tzinfo=UTC),
+        started=None,
+        ended=None,
+        page="p",
+        live=False,
+    )
+
+
+def test_a_list_stands_in_columns_however_short_its_slugs_and_says_why_a_run_is_not_well():
+    runs = [view("ab", "Completed", "done"), view("c", "Waiting", "no bucket\n" + "x" * 100)]
+    head, first, second, why = _table(runs, columns=40)
+    assert (head.index("STATE"), head.index("SCHEDULED (UTC)")) == (6, 17)
+    assert first.index("Completed") == second.index("Waiting") == 6
+    assert first.index("2027-01-01 00:00:00") == 17
+    assert first.index("/at") == head.index("LOCATION")
+    assert why == f"  no bucket {'x' * 28}"
 
 
 def _seconds(*arguments: str) -> float:

@@ -25,6 +25,11 @@ def test_a_shell_gets_what_it_needs_and_not_the_marker(directory):
     assert MARKER not in variables
 
 
+def test_a_run_from_a_shell_shares_its_cores_as_the_services_do(directory):
+    assert client_environment(directory, {})["OMP_WAIT_POLICY"] == "passive"
+    assert client_environment(directory, {"OMP_WAIT_POLICY": "active"})["OMP_WAIT_POLICY"] == "active"
+
+
 def test_the_metrics_key_is_there_once_the_server_has_made_it(directory):
     assert "SYVAIN_METRICS_API_KEY" not in client_environment(directory, {})
     (directory.metrics / "key").write_text("secret\n")

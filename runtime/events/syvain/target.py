@@ -140,7 +140,10 @@ class SyvainTarget:
         if num_bad:
             self._lost["unreadable"] += num_bad
         if self._spool.end:
-            logger.info("%d events of earlier attempts go to Metrics first", self._spool.end)
+            logger.info(
+                "%d events that the checkpoint carries are sent again; what Metrics has is not stored twice",
+                self._spool.end,
+            )
 
     def close(self, timeout_s: float) -> None:
         """Send what is left, at most for `timeout_s`, and say what is not sent."""

@@ -29,6 +29,7 @@ class World:
     script: list[tuple[int, int, str | None]]
     store: MemoryStore = field(default_factory=MemoryStore)
     said: list[str] = field(default_factory=list)
+    stood: list[str | None] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
     ran: list[int] = field(default_factory=list)
     dies_at: int = -1
@@ -49,6 +50,7 @@ class World:
             train=self.train,
             say=self.said.append,
             show=lambda _ledger: None,
+            stand=self.stood.append,
             sleep=self.slept.append,
             alive=lambda process: process.pid in self.living,
         )
@@ -104,6 +106,8 @@ def test_waiting_backs_off_and_begins_again_small_after_an_attempt_that_ran():
     assert world.keeper().keep().action is Action.COMPLETE
     assert world.slept == [5, 10, 20, 5]
     assert world.said[0] == "waiting: no bucket; next try in 5 s"
+    assert world.stood[:2] == [world.said[0], None]  # it waits, and goes on
+    assert world.stood[1::2] == [None] * 4
 
 
 def test_a_superseded_attempt_ends_the_care_without_a_last_word():
@@ -263,3 +267,4 @@ def test_the_location_is_waited_for_also_before_the_first_attempt(monkeypatch):
     assert world.keeper().keep().action is Action.COMPLETE
     assert world.slept == [5, 10]
     assert world.said[0] == "waiting: no bucket; next try in 5 s"
+    assert world.stood == [*world.said[:2], None]

@@ -66,7 +66,7 @@ def test_parameters_survive_being_kept_as_json():
         knobs={"lr": 0.1, "name": "x", "on": True},
         precision="bf16",
         steps=3,
-        eval_every=0,
+        eval_every=1,
         device="cuda",
         gpus=2,
         location="s3://bucket/p",

@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from flows.deploy import deploy
 from flows.parameters import TrainParameters
 from flows.schedules import schedule_cron
-from flows.server import ASKED, State, connect, since_asked
+from flows.server import ASKED, State, connect, same_start, since_asked
 from runtime.errors import Rejected, Unavailable
 from tests.support.waiting import free_port
 
@@ -27,13 +27,27 @@ ROUNDS = [
 
 
 def state(word: str) -> State:
-    kind, message = ("SCHEDULED", ASKED) if word == "ASKED" else (word, "")
+    kind, message = ("SCHEDULED", ASKED) if word == "ASKED" else (word.partition(":")[0], "")
     return State(id=word, type=kind, name=kind, timestamp=datetime(2027, 1, 1, tzinfo=UTC), message=message)
 
 
 @pytest.mark.parametrize(("states", "since"), ROUNDS)
 def test_a_round_begins_where_a_person_scheduled_the_run_and_not_where_rescue_did(states, since):
     assert [item.type for item in since_asked([state(word) for word in states.split()])] == since.split()
+
+
+@pytest.mark.parametrize(
+    ("states", "same"),
+    [
+        ("begun", True),
+        ("begun RUNNING RUNNING", True),
+        ("begun SCHEDULED RUNNING", False),
+        ("RUNNING", False),
+    ],
+)
+def test_a_start_lasts_through_waiting_and_running_and_no_longer(states, same):
+    made = [state(word) for word in states.replace("begun", "RUNNING:begun").split()]
+    assert same_start(made, "RUNNING:begun") is same
 
 
 class Page(BaseHTTPRequestHandler):

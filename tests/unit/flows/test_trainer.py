@@ -213,7 +213,7 @@ def test_every_parameter_of_the_training_is_on_the_command_line():
         folder="lm",
         variant="big",
         steps=9,
-        eval_every=0,
+        eval_every=1,
         device="cuda",
         gpus=2,
         notice_s=7.5,
@@ -224,7 +224,7 @@ def test_every_parameter_of_the_training_is_on_the_command_line():
         "--folder=lm",
         "--variant=big",
         "--steps=9",
-        "--eval-every=0",
+        "--eval-every=1",
         "--device=cuda",
         "--devices=0,1",
     } <= {*words}

@@ -259,6 +259,38 @@ def test_a_restart_of_the_server_costs_nothing(own_server, owned, collecting, sl
     assert owned.record(experiment.id)["status"] == "done"
 
 
+def test_a_run_that_fell_silent_is_shown_quiet_and_runs_again_when_it_speaks(
+    own_server, owned, collecting, slug
+):
+    """As after forty minutes of validation: no point is refused, and the status never said anything else."""
+    experiment = collecting(own_server).experiment(slug)
+    experiment._start()
+    experiment.metric("loss", 1.0, 1, timestamp=1_700_000_000_000)
+    experiment.flush_or_raise()
+
+    def seen():
+        address = f"/api/v1/experiments/{experiment.id}"
+        data = owned.http.get(address, headers=owned.authorization).json()["data"]["experiment"]
+        return data["status"], data["quiet"]
+
+    assert seen() == ("running", False)
+    own_server.stop()
+    forty_minutes_ms = 40 * 60_000
+    with sqlite3.connect(own_server.data / "metrics.sqlite3") as database:
+        database.execute(
+            "UPDATE experiments SET created_ms = created_ms - :ms, last_event_ms = last_event_ms - :ms,"
+            " last_heartbeat_ms = last_heartbeat_ms - :ms WHERE uid = :uid",
+            {"ms": forty_minutes_ms, "uid": experiment.id},
+        )
+    database.close()
+    own_server.start()
+    assert seen() == ("running", True)
+    experiment.metric("loss", 2.0, 2)
+    experiment.flush_or_raise()
+    assert seen() == ("running", False)
+    assert values(owned, experiment.id) == [1.0, 2.0]
+
+
 def test_sixteen_processes_that_open_a_slug_at_once_write_to_one_experiment(own_server, owned, slug):
     processes = [
         subprocess.Popen(

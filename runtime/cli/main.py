@@ -89,8 +89,6 @@ def _fix_hash_seed() -> None:
 
 
 def _run(request: RunRequest, *, is_process: bool) -> int:
-    if request.location is None:
-        log.warning("nothing of this run is kept: --location names where its checkpoints go")
     lifeline = lifeline_from(os.environ)
     # In force before torch is imported, which takes seconds.
     with Interrupts(notice_s=request.notice_s, lifeline=lifeline, until_exit=is_process) as interrupts:

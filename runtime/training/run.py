@@ -47,6 +47,8 @@ def execute(request: RunRequest, interrupts: Interrupts) -> int:
     started = time.monotonic()
     if not request.slug_given:
         sys.stderr.write(f"slug: {request.slug}\n")
+    if request.location is None:
+        _log.warning("nothing of this run is kept: --location names where its checkpoints go")
     session = uuid.uuid4().hex
     targets = _targets(request, session)
     prepared = _prepare(request, interrupts)

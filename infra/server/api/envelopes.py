@@ -123,12 +123,13 @@ def convert(decoded: Any, kind: type[T]) -> T:
         Refused: It holds a lone surrogate or a number too large: nothing could store it or answer with it.
     """
     try:
-        limits.compact(decoded)
-        return msgspec.convert(decoded, kind)
+        converted = msgspec.convert(decoded, kind)
+        limits.compact(msgspec.to_builtins(converted))  # a field that nobody reads may hold anything
     except msgspec.ValidationError:
         raise
     except (ValueError, RecursionError) as error:
         raise Refused("invalid_event", str(error)) from error
+    return converted
 
 
 def with_double(fields: Any, name: str) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import pty
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +126,9 @@ def test_logging_out_removes_both_files(stranger, server, files):
 
 def test_no_command_shows_the_key(cli, server):
     process = subprocess.run(
-        ["syvain-metrics", "auth", "status"], env=environment(cli.env), capture_output=True, check=True
+        [str(Path(sys.executable).with_name("syvain-metrics")), "auth", "status"],
+        env=environment(cli.env),
+        capture_output=True,
+        check=True,
     )
     assert server.key.encode() not in process.stdout + process.stderr

@@ -86,6 +86,14 @@ def test_the_quick_way_and_the_careful_way_say_the_same(table):
     assert asked(batches.decode(body, ID)) == asked(careful)
 
 
+@pytest.mark.parametrize("extra", [2**64, "\ud800", [[1e400]], None])
+def test_what_stands_in_a_field_that_nobody_reads_costs_nothing_either_way(extra):
+    table = [metric() | {"data": metric()["data"] | {"extra": extra}}]
+    batch = batches.decode(json.dumps(table).encode(), ID)
+    assert batch.refused == {}
+    assert batches._one_by_one(json.loads(json.dumps(table)), ID).refused == {}
+
+
 def test_a_right_batch_is_not_looked_at_event_by_event(monkeypatch):
     monkeypatch.setattr(batches, "_one_by_one", None)
     table = [

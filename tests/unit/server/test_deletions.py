@@ -49,7 +49,6 @@ def test_a_reader_who_is_in_the_middle_never_reads_on_in_somebody_elses_points(s
         delete(store, run)
         other = started(store)
         fill(other, 2.0)
-        assert other.series().id == mine.id, "the row's id came back"
         read: list[float] = []
         with pytest.raises(Refused, match="no experiment has the id"):
             read.extend(value for _, points in frames for value in points.values)
@@ -62,8 +61,6 @@ def test_a_token_looked_at_before_a_deletion_annotates_nothing_after_it(store):
     organisation = store.read_now(access.first_organisation)
     token = Principal(organisation, "token", None, session=session)
     delete(store, run)
-    other = started(store)
-    assert other.sessions[0].id == session.id, "the row's id came back"
     with pytest.raises(Refused) as refused:
         store.write_now(
             lambda connection: annotations._writing(connection, token, session.experiment_uid, now_ms=6)

@@ -6,6 +6,7 @@ import atexit
 import random
 import threading
 import uuid
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from syvain_metrics_collector import Collector
@@ -27,7 +28,7 @@ __all__ = ["CollectorWriter", "SenderWriter", "kill_under"]
 _QUICK = Pace(linger_s=0.005, heartbeat_s=25, first_delay_s=0.02, longest_delay_s=0.1)
 
 
-class _Writer(threading.Thread):
+class _Writer(threading.Thread, ABC):
     """Tells one point a step until it is stopped, then waits until all of it is acknowledged."""
 
     def __init__(self, slug: str) -> None:
@@ -44,11 +45,13 @@ class _Writer(threading.Thread):
                 self.told += 1
         self.finish()
 
+    @abstractmethod
     def tell(self, step: int) -> None:
-        raise NotImplementedError
+        """Hand over the point of one step."""
 
+    @abstractmethod
     def finish(self) -> None:
-        raise NotImplementedError
+        """Return once everything that was told is acknowledged."""
 
 
 class CollectorWriter(_Writer):

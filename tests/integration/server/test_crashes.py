@@ -141,34 +141,3 @@ def test_a_disk_without_room_is_503_and_needs_nobody_when_there_is_room_again(se
     experiment.send(*events)
     assert len(client.points(experiment.id)) == 1000
     assert {len(rows) for rows in client.points(experiment.id).values()} == {1}
-
-
-def test_thirty_two_writers_and_four_readers_see_no_error_and_no_revision_ahead_of_its_points(
-    server, client, slug
-):
-    stop = threading.Event()
-    writers = [Writer(server, f"{slug}-{one}", stop, own_ids=one % 2 == 0) for one in range(32)]
-    failures: list[str] = []
-
-    def read(seed):
-        reader, chance = MetricsClient(server.url, server.key), random.Random(seed)
-        while not stop.is_set():
-            experiment_id = chance.choice(writers).experiment.id
-            revision = reader.record(experiment_id)["seriesRevision"]
-            num_points = sum(len(rows) for rows in reader.points(experiment_id).values())
-            if num_points < 40 * revision:
-                failures.append(f"revision {revision} with {num_points} points")
-        reader.close()
-
-    threads = [*writers, *[threading.Thread(target=read, args=(seed,)) for seed in range(4)]]
-    for thread in threads:
-        thread.start()
-    while any(len(writer.acknowledged) < 120 for writer in writers):
-        stop.wait(0.02)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    for writer in writers:
-        assert writer.statuses == {200}
-        assert len(client.points(writer.experiment.id)["m", ()]) == len(writer.acknowledged)

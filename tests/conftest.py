@@ -1,6 +1,7 @@
 """Fixtures that any test may ask for."""
 
 pytest_plugins = [
+    "tests.support.metrics_server",  # before those that import it
     "tests.support.databases",
     "tests.support.forge",
     "tests.support.runs",

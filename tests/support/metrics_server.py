@@ -10,17 +10,18 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Experiment", "MetricsClient", "MetricsServer", "running_server"]
+__all__ = ["Experiment", "MetricsClient", "MetricsServer", "client", "running_server", "server_on"]
 
 _PREFIX = "syvain.v2."
 
@@ -108,6 +109,24 @@ def running_server(data: Path, *, database: str | None = None) -> Iterator[Metri
     finally:
         if server.process is not None:
             server.stop()
+
+
+@contextmanager
+def server_on(kind: str, data: Path, request: pytest.FixtureRequest) -> Iterator[MetricsServer]:
+    """A started server over a database of that kind, one of `tests.support.databases.KINDS`."""
+    with ExitStack() as stack:
+        database = None
+        if kind == "postgresql":
+            database = stack.enter_context(request.getfixturevalue("postgres").database())
+        yield stack.enter_context(running_server(data, database=database))
+
+
+@pytest.fixture
+def client(server: MetricsServer) -> Iterator[MetricsClient]:
+    """A client of whatever server the test has, with the key of its first start."""
+    client = MetricsClient(server.url, server.key)
+    yield client
+    client.close()
 
 
 @dataclass

@@ -7,6 +7,7 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from infra.server.api.background import running
 from infra.server.store import removal
 
 if TYPE_CHECKING:
@@ -36,12 +37,8 @@ class Remover:
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Remove while the application runs."""
-        task = asyncio.create_task(self._run())
-        try:
+        async with running(self._run()):
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:

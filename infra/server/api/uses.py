@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, bindparam, or_, update
 
+from infra.server.api.background import running
 from infra.server.refusals import Refused
 from infra.server.store.schema import keys
 
@@ -49,19 +50,19 @@ class Uses:
             return
         try:
             await self._store.write(lambda connection: _store(connection, taken))
-        except Refused as refusal:
+        except BaseException as error:
             self._pending = taken | self._pending
-            _logger.warning("the last use of %d keys is stored later: %s", len(taken), refusal)
+            if not isinstance(error, Refused):  # a flush that the end of the application cuts off, say
+                raise
+            _logger.warning("the last use of %d keys is stored later: %s", len(taken), error)
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Flush at every interval, and once more at the end."""
-        task = asyncio.create_task(self._run())
         try:
-            yield
+            async with running(self._run()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             await self.flush()
 
     async def _run(self) -> None:

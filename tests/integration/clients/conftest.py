@@ -1,7 +1,6 @@
 """The public clients as they are published, against the real server process."""
 
 import atexit
-import contextlib
 import logging
 import uuid
 
@@ -12,17 +11,13 @@ from syvain_metrics_collector import Collector
 
 from tests.support.databases import KINDS
 from tests.support.metrics_proxy import running_metrics_proxy
-from tests.support.metrics_server import MetricsClient, running_server
+from tests.support.metrics_server import running_server, server_on
 
 
 @pytest.fixture(scope="session", params=KINDS)
 def server(request, tmp_path_factory):
-    with contextlib.ExitStack() as stack:
-        database = None
-        if request.param == "postgresql":
-            database = stack.enter_context(request.getfixturevalue("postgres").database())
-        data = tmp_path_factory.mktemp("clients") / "data"
-        yield stack.enter_context(running_server(data, database=database))
+    with server_on(request.param, tmp_path_factory.mktemp("clients") / "data", request) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +25,6 @@ def own_server(tmp_path_factory):
     """A server that tests stop and kill."""
     with running_server(tmp_path_factory.mktemp("stopped") / "data") as server:
         yield server
-
-
-@pytest.fixture
-def client(server):
-    client = MetricsClient(server.url, server.key)
-    yield client
-    client.close()
 
 
 @pytest.fixture

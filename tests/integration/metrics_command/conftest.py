@@ -5,20 +5,13 @@ import uuid
 import pytest
 
 from tests.support.metrics_command import Command
-from tests.support.metrics_server import MetricsClient, running_server
+from tests.support.metrics_server import running_server
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     with running_server(tmp_path_factory.mktemp("metrics") / "data") as server:
         yield server
-
-
-@pytest.fixture
-def client(server):
-    client = MetricsClient(server.url, server.key)
-    yield client
-    client.close()
 
 
 @pytest.fixture

@@ -1,29 +1,18 @@
 """One real server process for the tests that only need it to answer: over SQLite, and over PostgreSQL."""
 
-import contextlib
 import uuid
 
 import pytest
 
 from tests.support.databases import KINDS
-from tests.support.metrics_server import MetricsClient, running_server
+from tests.support.metrics_server import server_on
 
 
 @pytest.fixture(scope="session", params=KINDS)
 def server(request, tmp_path_factory):
     data = tmp_path_factory.mktemp("metrics") / "data"
-    with contextlib.ExitStack() as stack:
-        database = None
-        if request.param == "postgresql":
-            database = stack.enter_context(request.getfixturevalue("postgres").database())
-        yield stack.enter_context(running_server(data, database=database))
-
-
-@pytest.fixture
-def client(server):
-    client = MetricsClient(server.url, server.key)
-    yield client
-    client.close()
+    with server_on(request.param, data, request) as server:
+        yield server
 
 
 @pytest.fixture

@@ -24,13 +24,6 @@ def server(tmp_path_factory):
         yield server
 
 
-@pytest.fixture
-def client(server):
-    client = MetricsClient(server.url, server.key)
-    yield client
-    client.close()
-
-
 class Writer(threading.Thread):
     """Sends batches, each again and again with the same ids until it is acknowledged."""
 

@@ -92,3 +92,22 @@ def test_uses_are_stored_at_every_interval_and_at_the_end(store, monkeypatch):
 
     asyncio.run(run())
     assert stored(store) == [5000, 5000]
+
+
+def test_a_use_whose_flush_the_end_cuts_off_is_stored_at_the_end(store, monkeypatch):
+    async def run():
+        begun, write = asyncio.Event(), store.write
+
+        async def hang(_work):
+            begun.set()
+            await asyncio.Event().wait()
+
+        uses = Uses(store, interval_s=0.01)
+        async with uses.kept():
+            monkeypatch.setattr(store, "write", hang)
+            uses.note(1)
+            await begun.wait()
+            monkeypatch.setattr(store, "write", write)
+
+    asyncio.run(run())
+    assert stored(store) == [5000, None]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from infra.metrics.output import compact
+from infra.client.output import compact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from infra.metrics.errors import Rejected
+from infra.client.errors import Rejected
 from runtime.events.syvain import wire
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from infra.metrics.api import part
-from infra.metrics.errors import Refused, Rejected
+from infra.client.api import part
+from infra.client.errors import Refused, Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

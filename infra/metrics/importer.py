@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from infra.client.errors import Refused, Unavailable
 from infra.metrics.already_there import AlreadyThere, Fingerprints
-from infra.metrics.errors import Refused, Unavailable
 from runtime.events.kinds import Open
 from runtime.events.syvain import wire
 from runtime.events.syvain.client import Refusal, Trouble

@@ -1,13 +1,12 @@
-"""The command `syvain-metrics`: its groups of commands, and what an error becomes."""
+"""The command `syvain-metrics`: its groups of commands."""
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING
 
 import typer
 
+from infra.client.ending import run_and_exit
 from infra.metrics.commands import (
     annotation,
     auth,
@@ -21,7 +20,6 @@ from infra.metrics.commands import (
     server,
     view,
 )
-from runtime.errors import RunError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,50 +49,8 @@ app.command(name="import")(importing.import_)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line (unset: the process's own) and exit.
-
-    0: done. 1: the server said no. 2: a mistake of yours. 75: the server cannot be reached. 130: Ctrl-C.
-    """
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # a TextIO has it; tests too
-    sys.exit(_run(sys.argv[1:] if argv is None else list(argv)))
-
-
-def _run(argv: list[str]) -> int:
-    try:
-        code = int(app(argv, prog_name="syvain-metrics", standalone_mode=False) or 0)
-        sys.stdout.flush()
-    except typer.TyperException as error:
-        # An empty text: the help was shown instead.
-        return _end(error.format_message(), error.exit_code)
-    except RunError as error:
-        return _end(str(error), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except (BrokenPipeError, SystemExit) as end:
-        # The library makes a SystemExit of a closed pipe.
-        if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
-            raise
-        return _nobody_reads()
-    except OSError as error:
-        # A file of the user's, or standard output where a disk is full.
-        if error.filename is None:
-            _nobody_reads()
-        what = "standard output" if error.filename is None else os.fsdecode(error.filename)
-        return _end(f"{what} cannot be used: {error.strerror or error}", Unavailable.exit_code)
-    return code
-
-
-def _nobody_reads() -> int:
-    """Whoever read has enough (`... | head`), which is no error. Nothing may be flushed at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
-
-
-def _end(message: str, code: int) -> int:
-    text = " ".join(message.split())
-    if text:
-        sys.stderr.write(f"syvain-metrics: {text}\n")
-    return code
+    """Run the command line (unset: the process's own) and exit as `infra.client.ending` says."""
+    run_and_exit(app, "syvain-metrics", argv)
 
 
 if __name__ == "__main__":

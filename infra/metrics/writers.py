@@ -11,7 +11,7 @@ import io
 import json
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from infra.metrics.errors import Rejected
+from infra.client.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.metrics.errors import Rejected
+from infra.client.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from infra.client.output import print_json, print_table, print_text, time_of
 from infra.metrics.commands._common import ExperimentName, Json, connect, json_object
-from infra.metrics.output import print_json, print_table, print_text, time_of
 
 __all__ = ["app"]
 

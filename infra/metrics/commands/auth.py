@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from infra.client.errors import Rejected
+from infra.client.output import print_fields, print_json, say
 from infra.metrics.commands._common import Json, connect
-from infra.metrics.errors import Rejected
-from infra.metrics.output import print_fields, print_json, say
 
 __all__ = ["app"]
 

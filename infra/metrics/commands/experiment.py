@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.client.output import print_fields, print_json, print_table, say, time_of
 from infra.metrics.commands._common import ExperimentName, Json, Yes, agreed, connect
-from infra.metrics.output import print_fields, print_json, print_table, say, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,9 +10,9 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.client.errors import Rejected, Unavailable
+from infra.client.output import say
 from infra.metrics.commands._common import Newest, Where, conditions, connect
-from infra.metrics.errors import Rejected, Unavailable
-from infra.metrics.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.client.errors import Refused, Rejected
+from infra.client.output import print_json, print_table, print_text, say
 from infra.metrics.commands._common import FolderName, Json, Yes, agreed, connect
-from infra.metrics.errors import Refused, Rejected
-from infra.metrics.output import print_json, print_table, print_text, say
 
 if TYPE_CHECKING:
     from infra.metrics.api import Api
@@ -99,7 +99,7 @@ def _change(folder: str, body: dict[str, str | None]) -> None:
 
 
 def _address(folder: str) -> str:
-    from infra.metrics.api import part
+    from infra.client.api import part
     from infra.metrics.find import folder_ref
 
     ref = folder_ref(folder)

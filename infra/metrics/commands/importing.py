@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.client.errors import Refused, Rejected
+from infra.client.output import print_fields, print_json, say
 from infra.metrics.commands._common import Json, connect
-from infra.metrics.errors import Refused, Rejected
-from infra.metrics.output import print_fields, print_json, say
 
 if TYPE_CHECKING:
     from infra.metrics.api import Api
@@ -59,7 +59,7 @@ def import_(
 def _folder_id(api: Api, folder: str | None) -> str | None:
     if folder is None:
         return None
-    from infra.metrics.api import part
+    from infra.client.api import part
     from infra.metrics.find import folder_ref
 
     ref = folder_ref(folder)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from infra.client.output import print_json, print_table, print_text, say, time_of
 from infra.metrics.commands._common import Json, checked_role, connect
-from infra.metrics.output import print_json, print_table, print_text, say, time_of
 
 __all__ = ["app"]
 
@@ -62,7 +62,7 @@ def revoke(
     id_: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as key list prints it.")],
 ) -> None:
     """Revoke a key: from now on it opens nothing."""
-    from infra.metrics.api import part
+    from infra.client.api import part
 
     with connect() as api:
         api.delete(f"keys/{part(id_)}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.client.errors import Refused, Rejected
+from infra.client.output import print_json, print_table, say, time_of
 from infra.metrics.commands._common import Json, Yes, agreed, checked_role, connect
-from infra.metrics.errors import Refused, Rejected
-from infra.metrics.output import print_json, print_table, say, time_of
 
 if TYPE_CHECKING:
     from infra.metrics.api import Api
@@ -77,7 +77,7 @@ def list_(*, as_json: Json = False) -> None:
 @app.command()
 def role(email: Email, role_: Role) -> None:
     """Give a person another role."""
-    from infra.metrics.api import part
+    from infra.client.api import part
 
     body = {"role": checked_role(role_)}
     with connect() as api:
@@ -88,7 +88,7 @@ def role(email: Email, role_: Role) -> None:
 @app.command()
 def password(email: Email) -> None:
     """Give a person another password, read from a prompt or from standard input: their sessions end."""
-    from infra.metrics.api import part
+    from infra.client.api import part
 
     new = _read_password(email)
     if not new:
@@ -101,7 +101,7 @@ def password(email: Email) -> None:
 @app.command()
 def remove(email: Email, *, yes: Yes = False) -> None:
     """Remove a person: their sessions end at once."""
-    from infra.metrics.api import part
+    from infra.client.api import part
 
     with connect() as api:
         member = _find(api, email)

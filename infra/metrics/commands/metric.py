@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.client.errors import Refused, Rejected
+from infra.client.output import compact, print_json, print_table, shown
 from infra.metrics.commands._common import ExperimentName, Json, Newest, Where, conditions, connect
-from infra.metrics.errors import Refused, Rejected
-from infra.metrics.output import compact, print_json, print_table, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.metrics.errors import Rejected
-from infra.metrics.output import say
+from infra.client.errors import Rejected
+from infra.client.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.client.errors import Refused, Rejected
+from infra.client.output import print_json, print_table, print_text, say, time_of
 from infra.metrics.commands._common import Json, Yes, agreed, connect, json_object
-from infra.metrics.errors import Refused, Rejected
-from infra.metrics.output import print_json, print_table, print_text, say, time_of
 
 if TYPE_CHECKING:
     from infra.metrics.api import Api

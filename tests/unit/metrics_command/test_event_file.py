@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.metrics.errors import Rejected
+from infra.client.errors import Rejected
 from infra.metrics.event_file import EventFile
 from runtime.events.kinds import Annotation, Done, Event, Metric, Open
 from runtime.events.syvain import wire

@@ -8,8 +8,8 @@ import sys
 import pytest
 from pyarrow import parquet
 
+from infra.client.errors import Rejected
 from infra.metrics.api import Columns, Frame
-from infra.metrics.errors import Rejected
 from infra.metrics.find import Placed
 from infra.metrics.writers import COLUMNS, writer
 

@@ -1,10 +1,10 @@
-"""infra.metrics.output: tables and JSON that say what there is and move no cursor."""
+"""infra.client.output: tables and JSON that say what there is and move no cursor."""
 
 import json
 
 import pytest
 
-from infra.metrics.output import print_fields, print_json, print_table, shown, time_of
+from infra.client.output import print_fields, print_json, print_table, shown, time_of
 
 
 def test_a_table_in_a_pipe_cuts_and_wraps_nothing(capsys):

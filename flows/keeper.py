@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -13,12 +12,12 @@ from flows.attempts import GUARD_MARGIN_S, wait_gone
 from flows.endings import Action, Decision, Ended, Ending, Policy, backoff_s, decide
 from flows.ledger import Closed, Entry, Ledger, LedgerFile, Owner
 from flows.processes import ProcessId, host_name, is_alive
-from runtime.checkpoints.record import read_record
 from runtime.errors import Superseded, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flows.standing import Standing
     from runtime.checkpoints.store import Store
 
 __all__ = ["Keeper", "Trainer"]
@@ -51,11 +50,13 @@ class Keeper:
     """One flow process's care for one run. `say` puts a sentence on the run; `show` gets every new ledger.
 
     `stand` makes the run's state say that it waits, and why; unset: that it goes on.
-    `asked` are the ids of the flow run's states since a person last scheduled it.
+    `asked` are the ids of the flow run's states since a person last scheduled it. `standing` says how far the
+    run is.
     """
 
     slug: str
     store: Store
+    standing: Standing
     owner: Owner
     asked: frozenset[str]
     policy: Policy
@@ -107,10 +108,10 @@ class Keeper:
 
     def _done_by_newer(self) -> Decision | None:
         """Say that the attempt for which the last owner left has done the run; unset: it has not."""
-        found = self._patiently(lambda: read_record(self.store))
-        if found is None or found[0].ended is None or found[0].ended.status != "done":
+        end = self._patiently(self.standing.end)
+        if end is None or not end.done:
             return None
-        return Decision(Action.COMPLETE, f"done by attempt {found[0].ended.attempt}")
+        return Decision(Action.COMPLETE, f"done by attempt {end.attempt}")
 
     def _take_over(self) -> Decision | None:
         """Become the owner, once the last one and its trainer are gone; say why not otherwise."""
@@ -144,25 +145,20 @@ class Keeper:
         self._change(edit)
 
     def _found_ended(self, entry: Entry) -> Entry:
-        found = read_record(self.store)
-        record = found[0] if found is not None else None
-        ended = record.ended if record is not None else None
-        step = record.newest.step if record is not None and record.newest is not None else 0
-        if ended is None or ended.attempt != entry.number:
+        end, step = self.standing.end(), self.standing.progress()
+        if end is None or end.attempt != entry.number:
             return replace(entry, ended_ms=now_ms(), end_step=step)
-        code = {"done": 0, "failed": 1, "interrupted": 128 + signal.SIGTERM}.get(ended.status)
-        failed_step = ended.step if ended.status == "failed" else None
-        return replace(entry, ended_ms=ended.ended_ms, end_step=step, code=code, failed_step=failed_step)
+        return replace(entry, ended_ms=end.ended_ms, end_step=step, code=end.code, failed_step=end.step)
 
     def _attempt(self) -> None:
-        recorded, step = self._patiently(self._recorded)
+        recorded, step = self._patiently(lambda: (self.standing.recorded(), self.standing.progress()))
         ledger = self._change(
             lambda old: old.started(host=host_name(), recorded=recorded, start_step=step, at_ms=now_ms())
         )
         entry = ledger.attempts[-1]
         ended = self.train(entry.number, self._started)
         logger.info("attempt %d ended: %s", entry.number, ended)
-        _, end_step = self._patiently(self._recorded)
+        end_step = self._patiently(self.standing.progress)
 
         def edit(old: Ledger) -> Ledger:
             return old.with_last(
@@ -171,6 +167,7 @@ class Keeper:
                     ended_ms=now_ms(),
                     end_step=end_step,
                     code=ended.code,
+                    ending=ended.ending,
                     failed_step=ended.step,
                     error=ended.error,
                     unsent=ended.unsent,
@@ -185,14 +182,6 @@ class Keeper:
             self._file.change_as(
                 self.owner.token, lambda old: old.with_last(replace(old.attempts[-1], trainer=trainer))
             )
-
-    def _recorded(self) -> tuple[int, int]:
-        """Return the newest attempt's number and the newest checkpoint's step."""
-        found = read_record(self.store)
-        if found is None:
-            return 0, 0
-        record = found[0]
-        return record.attempt.number, record.newest.step if record.newest is not None else 0
 
     def _close(self, decision: Decision) -> None:
         closed = Closed(action=decision.action, reason=decision.reason, at_ms=now_ms())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from flows.endings import Action, Ended, classify
+from flows.endings import Action, Ended, Ending, classify
 from flows.processes import ProcessId  # noqa: TC001 - msgspec reads the annotations
 from runtime.checkpoints.store import Conflict, Missing
 from runtime.errors import Rejected, RunError, Superseded
@@ -53,9 +53,10 @@ class Owner:
 class Entry:
     """One attempt as its flow process saw it. `trainer` unset: not started, or ended before it was seen.
 
-    `ended_ms` unset: it has not ended, or nobody has seen its end. Steps are those of the newest checkpoint.
-    `number` is what the run record calls it; one that ended before it claimed the run leaves its number to
-    the next. `tries` counts how often in a row the surroundings were at fault.
+    `ended_ms` unset: it has not ended, or nobody has seen its end. Steps are those of the newest checkpoint
+    (of a command of the user's own: the time of its newest file). `number` is what the run record calls it;
+    one that ended before it claimed the run leaves its number to the next. `ending` unset: what `code` says
+    of a `sexpgpu run`. `tries` counts how often in a row the surroundings were at fault.
     """
 
     number: int
@@ -66,16 +67,22 @@ class Entry:
     ended_ms: int | None = None
     end_step: int | None = None
     code: int | None = None
+    ending: Ending | None = None
     failed_step: int | None = None
     error: str | None = None
     unsent: int = 0
     tries: int = 1
 
+    @property
+    def how(self) -> Ending:
+        """The kind of its ending, once it has ended."""
+        return self.ending if self.ending is not None else classify(self.code)
+
     def ended(self) -> Ended:
         """Return what `decide` needs of it."""
         assert self.ended_ms is not None
         return Ended(
-            ending=classify(self.code),
+            ending=self.how,
             code=self.code,
             step=self.failed_step,
             error=self.error,
@@ -143,13 +150,27 @@ class Ledger:
             return replace(self, owner=owner)
         return replace(self, owner=owner, closed=None, round_start=len(self.attempts), rescue=None)
 
-    def started(self, *, host: str, recorded: int, start_step: int, at_ms: int) -> Ledger:
-        """Return it with one more attempt; `recorded` is the newest number in the run record."""
+    def started(self, *, host: str, recorded: int | None, start_step: int, at_ms: int) -> Ledger:
+        """Return it with one more attempt.
+
+        `recorded` is the newest number in the run record; unset: there is none, and we count.
+        """
         last = self.attempts[-1] if self.attempts else None
-        if last is not None and last.code == 75 and last.number == recorded + 1:
+        waited = last is not None and last.ended_ms is not None and last.how is Ending.UNAVAILABLE
+        if recorded is None:
+            recorded = 0 if last is None else last.number - waited
+        if last is not None and waited and last.number == recorded + 1:
             # The same try again: a night of waiting for S3 is one line of the table, not a hundred.
             again = replace(
-                last, host=host, started_ms=at_ms, trainer=None, ended_ms=None, tries=last.tries + 1
+                last,
+                host=host,
+                started_ms=at_ms,
+                trainer=None,
+                ended_ms=None,
+                code=None,
+                ending=None,
+                error=None,
+                tries=last.tries + 1,
             )
             return replace(self.with_last(again), round_start=min(self.round_start, len(self.attempts) - 1))
         entry = Entry(number=recorded + 1, host=host, started_ms=at_ms, start_step=start_step)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from prefect.settings import PREFECT_API_URL
 
 from flows.assignment import assigned_host, is_local
-from flows.endings import Action
+from flows.endings import Action, Ending
 from flows.keeper import now_ms
 from flows.ledger import LedgerFile, Rescue
 from flows.parameters import from_json
@@ -31,7 +31,7 @@ from flows.pulse import read_pulse
 from flows.server import AWAITING_RETRY, connect, same_start, since_asked
 from runtime.checkpoints.location import open_store
 from runtime.checkpoints.record import read_record
-from runtime.errors import RunError, Superseded, Unavailable
+from runtime.errors import RunError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -312,7 +312,8 @@ def _began(server: Watched, run: FlowRun, owner: Owner) -> bool:
 
 def _left_to_newer(ledger: Ledger) -> bool:
     """Say whether the flow process left because a newer attempt, not of any flow, owned the run."""
-    return bool(ledger.attempts) and ledger.attempts[-1].code == Superseded.exit_code
+    last = ledger.attempts[-1] if ledger.attempts else None
+    return last is not None and last.ended_ms is not None and last.how is Ending.SUPERSEDED
 
 
 def main(argv: Sequence[str] | None = None) -> int:

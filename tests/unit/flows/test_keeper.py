@@ -10,6 +10,7 @@ from flows.endings import Action, Decision, Ended, Policy, classify
 from flows.keeper import Keeper
 from flows.ledger import LedgerFile, Owner
 from flows.processes import ProcessId, host_name
+from flows.standing import Recorded
 from runtime.checkpoints.memory import MemoryStore
 from runtime.checkpoints.record import AttemptEntry, CheckpointEntry, RunRecord, read_record, write_record
 from runtime.checkpoints.record import Ended as RecordedEnd
@@ -41,6 +42,7 @@ class World:
         return Keeper(
             slug="a",
             store=self.store,
+            standing=Recorded(self.store),
             owner=Owner(
                 token=token, process=replace(TRAINER, pid=pid), flow_run_id="f", state_id="s", since_ms=0
             ),

@@ -1,0 +1,1 @@
+"""The numbers that a run writes while it runs: written, followed, kept, laid out, judged."""

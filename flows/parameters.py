@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping  # noqa: TC003 - Prefect reads the annotations
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from runtime.cli.request import check_location, check_target
 from runtime.errors import Rejected, Unavailable
 from runtime.events.limits import check_slug
 
-__all__ = ["MAX_NOTICE_S", "TrainParameters", "experiment_path", "file_name", "from_json"]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = [
+    "MAX_NOTICE_S",
+    "TREES",
+    "TrainParameters",
+    "check_fields",
+    "check_notice",
+    "check_place",
+    "check_whole",
+    "experiment_path",
+    "file_name",
+    "from_json",
+    "set_fields",
+]
 
 MAX_NOTICE_S = 25.0
 """Prefect kills a cancelled run's process group 30 seconds after its SIGTERM."""
 
 MAX_FILE_NAME_BYTES = 200
 """File systems take 255, some endings included."""
+
+TREES = ".trees"
+"""Where shipped directories lie, beside the runs' locations: no run's name becomes this."""
 
 Scalar = str | int | float | bool | None
 
@@ -75,9 +93,7 @@ class TrainParameters:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, for Prefect."""
-        plain = asdict(self)
-        plain["knobs"], plain["targets"] = dict(self.knobs), list(self.targets)
-        return {name: value for name, value in plain.items() if value != _default(name)}
+        return set_fields(self)
 
 
 def from_json(values: Mapping[str, Any]) -> TrainParameters:
@@ -86,14 +102,34 @@ def from_json(values: Mapping[str, Any]) -> TrainParameters:
     Raises:
         Rejected: an unknown or missing field, or a bad value.
     """
-    known = {item.name for item in fields(TrainParameters)}
-    if unknown := sorted(set(values) - known):
-        raise Rejected(
-            f"unknown parameter {unknown[0]!r}: train takes {', '.join(sorted(known))}. Correct its name."
-        )
+    check_fields(TrainParameters, values, flow="train")
     if "experiment" not in values:
         raise Rejected("experiment is missing: name an experiment file or a module.")
     return TrainParameters(**values)
+
+
+def set_fields(parameters: DataclassInstance) -> dict[str, Any]:
+    """Return the fields of a flow's parameters that are not as they are when unset, as JSON has them."""
+    found = {}
+    for item in fields(parameters):
+        value = getattr(parameters, item.name)
+        unset = item.default if item.default_factory is MISSING else item.default_factory()
+        if value != unset:
+            found[item.name] = _plain(value)
+    return found
+
+
+def check_fields(kind: type[DataclassInstance], values: Mapping[str, Any], *, flow: str) -> None:
+    """Refuse what is no field of a flow's parameters.
+
+    Raises:
+        Rejected: naming it, and those that there are.
+    """
+    known = {item.name for item in fields(kind)}
+    if unknown := sorted(set(values) - known):
+        raise Rejected(
+            f"unknown parameter {unknown[0]!r}: {flow} takes {', '.join(sorted(known))}. Correct its name."
+        )
 
 
 def file_name(slug: str) -> str:
@@ -101,7 +137,7 @@ def file_name(slug: str) -> str:
     name = quote(slug, safe="-_.+=@ ")
     if len(name) > MAX_FILE_NAME_BYTES:  # one letter of another script is up to nine here
         name = f"{name[: MAX_FILE_NAME_BYTES - 33]}-{blake2b(name.encode(), digest_size=16).hexdigest()}"
-    return name.replace(".", "%2E") if name.strip(".") == "" else name
+    return name.replace(".", "%2E") if name.strip(".") == "" or name == TREES else name
 
 
 def experiment_path(experiment: str) -> Path:
@@ -127,28 +163,21 @@ def experiment_path(experiment: str) -> Path:
     return Path(spec.origin)
 
 
-def _default(name: str) -> Any:
-    item = next(item for item in fields(TrainParameters) if item.name == name)
-    if item.default is not MISSING:
-        return list(item.default) if isinstance(item.default, tuple) else item.default
-    return {} if name == "knobs" else MISSING
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _check_text(parameters: TrainParameters) -> None:
-    experiment, slug = parameters.experiment, parameters.slug
+    experiment = parameters.experiment
     if not experiment:
         raise Rejected(f"experiment must name a file or a module, got {experiment!r}.")
     if experiment.endswith(".py") and not Path(experiment).is_absolute():
         raise Rejected(
             f"experiment must be an absolute path, got {experiment!r}: workers have other working folders."
         )
-    if slug is not None:
-        try:
-            check_slug(slug)
-        except ValueError as error:
-            raise Rejected(f"slug: {error}.") from error
-    if parameters.location is not None:
-        _check_location(parameters.location)
+    check_place(parameters.slug, parameters.location)
     for target in parameters.targets:
         check_target(target, source="targets")
     if parameters.device not in (None, "cpu", "cuda"):
@@ -164,22 +193,51 @@ def _check_knob(name: str, value: Scalar) -> None:
         raise Rejected(f"knob {name} must be text, a number, true, false or null, got {json.dumps(value)}.")
 
 
-def _check_location(text: str) -> None:
-    if not text.startswith("s3://") and not Path(text).is_absolute():
-        raise Rejected(f"location must be s3://bucket/prefix or an absolute path, got {text!r}.")
-    check_location(text, source="location")
+def check_place(slug: str | None, location: str | None) -> None:
+    """Check a run's slug and location, where they are set.
+
+    Raises:
+        Rejected: one that no run can have.
+    """
+    if slug is not None:
+        try:
+            check_slug(slug)
+        except ValueError as error:
+            raise Rejected(f"slug: {error}.") from error
+    if location is None:
+        return
+    if not location.startswith("s3://") and not Path(location).is_absolute():
+        raise Rejected(f"location must be s3://bucket/prefix or an absolute path, got {location!r}.")
+    check_location(location, source="location")
+
+
+def check_whole(name: str, value: object, *, least: int) -> None:
+    """Check a count; None is unset.
+
+    Raises:
+        Rejected: it is no whole number, or too small.
+    """
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise Rejected(f"{name} must be a whole number of at least {least}, got {value!r}.")
+
+
+def check_notice(notice_s: float) -> None:
+    """Check the time between SIGTERM and SIGKILL.
+
+    Raises:
+        Rejected: it is longer than Prefect waits, or none.
+    """
+    if not (math.isfinite(notice_s) and 0 < notice_s <= MAX_NOTICE_S):
+        raise Rejected(
+            f"notice_s must be above 0 and at most {MAX_NOTICE_S:g}, got {notice_s!r}: "
+            "Prefect kills what is left after 30 seconds."
+        )
 
 
 def _check_numbers(parameters: TrainParameters) -> None:
     lowest = {"steps": 1, "eval_every": 1, "gpus": 0, "interruptions": 0, "failures": 0, "no_progress": 1}
     for name, least in lowest.items():
-        value = getattr(parameters, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise Rejected(f"{name} must be a whole number of at least {least}, got {value!r}.")
-    if not (math.isfinite(parameters.notice_s) and 0 < parameters.notice_s <= MAX_NOTICE_S):
-        raise Rejected(
-            f"notice_s must be above 0 and at most {MAX_NOTICE_S:g}, got {parameters.notice_s!r}: "
-            "Prefect kills what is left after 30 seconds."
-        )
+        check_whole(name, getattr(parameters, name), least=least)
+    check_notice(parameters.notice_s)
     if parameters.device == "cpu" and parameters.gpus:
         raise Rejected(f"gpus must be 0 with device cpu, got {parameters.gpus}.")

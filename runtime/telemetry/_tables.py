@@ -18,6 +18,7 @@ MAX_FILE_BYTES = 65_536
 
 _AT = re.compile(r" \(at (line \d+, column \d+|end of document)\)\Z")
 _MAX_SHOWN = 60
+_MAX_DOTS = 1_000  # of one line: tomllib takes a time that grows with the square of a dotted key's parts
 
 
 class LayoutError(ValueError):
@@ -95,10 +96,13 @@ def top_table(name: str, text: str | bytes) -> Table:
     if num_bytes > MAX_FILE_BYTES:
         raise LayoutError(f"{name} has {num_bytes:,} bytes, which is more than {MAX_FILE_BYTES:,}")
     text = text.removeprefix("\ufeff")
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.count(".") > _MAX_DOTS:
+            raise LayoutError(f"{name} has more than {_MAX_DOTS:,} dots on line {number}; write fewer")
     try:
         return Table(name, tomllib.loads(text))
     except RecursionError as error:
-        raise LayoutError(f"{name} is not TOML that can be read: it nests too deeply") from error
+        raise LayoutError(f"{name} nests too deeply to be read; write plain tables and lists") from error
     except ValueError as error:
         raise LayoutError(_syntax(name, text, str(error))) from error
 

@@ -18,6 +18,7 @@ RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _STATUS = {
     "batch_too_large": 400,
     "body_too_large": 413,
+    "checks_unreadable": 400,
     "cycle": 409,
     "encoding_not_supported": 415,
     "event_not_known": 400,
@@ -42,10 +43,15 @@ _STATUS = {
     "member_not_found": 404,
     "metric_not_found": 404,
     "not_found": 404,
+    "offset_moved": 409,
     "request_timeout": 408,
+    "run_not_found": 404,
+    "seq_moved": 409,
     "series_limit_exceeded": 422,
     "server_error": 500,
     "sign_in_refused": 401,
+    "superseded": 409,
+    "telemetry_unreadable": 400,
     "token_not_found": 404,
     "too_many_attempts": 429,
     "unauthorized": 401,
@@ -64,7 +70,7 @@ class Refused(Exception):
     """One request or one event is refused; whatever else it came with goes on.
 
     `code` is one of a fixed list and decides the HTTP status. `retry_after_s` unset means that waiting
-    does not help or that the client may choose.
+    does not help or that the client may choose. `stored` is what the client goes on from instead.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class Refused(Exception):
         *,
         details: Mapping[str, Any] | None = None,
         retry_after_s: int | None = None,
+        stored: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -82,6 +89,7 @@ class Refused(Exception):
         self.retryable = self.status in RETRYABLE_STATUSES
         self.details = dict(details or {})
         self.retry_after_s = retry_after_s
+        self.stored = stored
 
 
 class StoreUnavailable(Refused):

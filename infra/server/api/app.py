@@ -24,6 +24,7 @@ from infra.server.api import (
     views,
 )
 from infra.server.api.body import BodyBudget
+from infra.server.api.news import News
 from infra.server.api.passwords import Passwords
 from infra.server.api.remover import Remover
 from infra.server.api.streaming import Turns
@@ -66,6 +67,7 @@ def create_app(store: Store, *, keyless: bool) -> FastAPI:
     app.state.readiness = health.Readiness(store)
     app.state.uses = uses
     app.state.streams = Turns()
+    app.state.news = News()
     errors.install(app)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
     app.add_middleware(SafeHeaders)

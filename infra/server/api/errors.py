@@ -25,7 +25,10 @@ _logger = logging.getLogger(__name__)
 def error_response(refusal: Refused) -> Response:
     """Return `{"data": null, "error": {"message", "details"}}`, where details begin with the code."""
     details = [f"code={refusal.code}", *(f"{key}={value}" for key, value in refusal.details.items())]
-    body = {"data": None, "error": {"message": refusal.message, "details": "; ".join(details)}}
+    error: dict[str, Any] = {"message": refusal.message, "details": "; ".join(details)}
+    if refusal.stored is not None:
+        error["stored"] = refusal.stored
+    body = {"data": None, "error": error}
     headers = {}
     if refusal.retry_after_s is not None:
         headers["Retry-After"] = str(refusal.retry_after_s)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Opened",
+    "changed",
     "create",
+    "ensure",
     "find",
     "find_all",
     "hear",
@@ -93,6 +95,36 @@ def create(
     if row.folder_id is None and folder_id is not None:
         _set(connection, row.id, folder_id=folder_id)
     return _row(connection, row.id)
+
+
+def ensure(
+    connection: Connection,
+    *,
+    organisation_id: int,
+    slug: str,
+    meta: str,
+    folder_id: int | None,
+    now_ms: int,
+) -> int:
+    """Return what we call the experiment of a slug, made where there is none.
+
+    One that is there keeps what it shows; it goes into the folder only if it was at the root.
+    """
+    found = connection.execute(
+        select(experiments).where(*_of(organisation_id), experiments.c.slug == slug)
+    ).first()
+    if found is None:
+        shown = {"description": "", "meta": meta, "updated_ms": now_ms, "folder_id": folder_id}
+        return _create(connection, organisation_id, slug, shown, now_ms)
+    if found.folder_id is None and folder_id is not None:
+        _set(connection, found.id, folder_id=folder_id)
+    changed(connection, found.id, now_ms=now_ms)
+    return int(found.id)
+
+
+def changed(connection: Connection, experiment_id: int, *, now_ms: int) -> None:
+    """Note that what belongs to an experiment's record changed."""
+    _set(connection, experiment_id, **_changed(now_ms))
 
 
 def move(connection: Connection, experiment_id: int, folder_id: int | None) -> None:

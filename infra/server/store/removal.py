@@ -18,8 +18,14 @@ from infra.server.store.schema import (
     lifecycle,
     message_holes,
     point_blocks,
+    run_files,
+    run_log_blocks,
+    run_logs,
+    runs,
     series,
     sessions,
+    telemetry_blocks,
+    telemetry_states,
     tokens,
 )
 
@@ -54,7 +60,8 @@ def step(connection: Connection) -> bool:
     ).scalar()
     if experiment_id is None:
         return False
-    if not (_points(connection, experiment_id) or _rest(connection, experiment_id)):
+    pieces = (_points, _run, _rest)
+    if not any(piece(connection, experiment_id) for piece in pieces):
         connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
     return True
 
@@ -78,6 +85,24 @@ def _points(connection: Connection, experiment_id: int) -> bool:
     theirs = select(point_blocks.c.id).where(point_blocks.c.series_id.in_(some)).limit(_BLOCKS)
     if not _deleted(connection, point_blocks, theirs):
         connection.execute(delete(series).where(series.c.id.in_(some)))
+    return True
+
+
+def _run(connection: Connection, experiment_id: int) -> bool:
+    """Delete some blocks of the experiment's run, and the run itself once it has none."""
+    run_id = connection.execute(select(runs.c.id).where(runs.c.experiment_id == experiment_id)).scalar()
+    if run_id is None:
+        return False
+    logs = select(run_logs.c.id).where(run_logs.c.run_id == run_id)
+    for table, mine in (
+        (telemetry_blocks, telemetry_blocks.c.run_id == run_id),
+        (run_log_blocks, run_log_blocks.c.log_id.in_(logs)),
+    ):
+        if _deleted(connection, table, select(table.c.id).where(mine).limit(_BLOCKS)):
+            return True
+    for table in (run_logs, run_files, telemetry_states):
+        connection.execute(delete(table).where(table.c.run_id == run_id))
+    connection.execute(delete(runs).where(runs.c.id == run_id))
     return True
 
 

@@ -40,9 +40,16 @@ __all__ = [
     "people",
     "point_blocks",
     "readiness",
+    "run_counters",
+    "run_files",
+    "run_log_blocks",
+    "run_logs",
+    "runs",
     "series",
     "sessions",
     "sign_ins",
+    "telemetry_blocks",
+    "telemetry_states",
     "tokens",
     "views",
 ]
@@ -342,6 +349,108 @@ idempotency_keys = Table(
     Column("request_hash", LargeBinary, nullable=False),
     Column("reply", LargeBinary, nullable=False),
     Column("created_ms", BigInteger, nullable=False, index=True),
+)
+
+# What was shipped to a worker, or trains: one run of an experiment, which gives it its name and its folder.
+# `layout` and `checks` are what was sent, word for word. `attempt` is the newest: what an older one says is
+# refused.
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("organisation_id", _Id, ForeignKey("organisations.id"), nullable=False),
+    Column("experiment_id", _Id, ForeignKey("experiments.id"), nullable=False, unique=True),
+    Column("kind", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("reason", Text),
+    Column("attempt", BigInteger, nullable=False),
+    Column("exit_code", BigInteger),
+    Column("flow_run_id", Text),
+    Column("command", Text),
+    Column("tree", Text),
+    Column("meta", Text, nullable=False),
+    Column("layout", Text),
+    Column("checks", Text),
+    Column("verdicts", Text),
+    Column("result", Text),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("started_ms", BigInteger),
+    Column("ended_ms", BigInteger),
+    Index("ix_runs_organisation_id_id", "organisation_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+# The files of a run's tree, packed: there may be many, and most looks at a run do not look at them.
+run_files = Table(
+    "run_files",
+    metadata,
+    Column("run_id", _Id, ForeignKey("runs.id"), primary_key=True, autoincrement=False),
+    Column("files", LargeBinary, nullable=False),
+)
+
+# The number of the last run that an organisation was given a name for.
+run_counters = Table(
+    "run_counters",
+    metadata,
+    Column("organisation_id", _Id, ForeignKey("organisations.id"), primary_key=True, autoincrement=False),
+    Column("last", BigInteger, nullable=False),
+)
+
+# How far a run's telemetry is: the points are numbered from 1 to `last_seq`. `summary` has a list for each
+# key in order of arrival (key, count, last, min, max), `attempts` one for each attempt (number, the last seq
+# before it, when), `cursor` is whatever the tail of the file wants to know again.
+telemetry_states = Table(
+    "telemetry_states",
+    metadata,
+    Column("run_id", _Id, ForeignKey("runs.id"), primary_key=True, autoincrement=False),
+    Column("last_seq", BigInteger, nullable=False),
+    Column("summary", Text, nullable=False),
+    Column("dropped", Text, nullable=False),
+    Column("attempts", Text, nullable=False),
+    Column("cursor", Text),
+)
+
+# A run's points as the lines that readers get, deflated (deflated.py): from the one of seq `first` on. `size`
+# and `crc` are those of the lines.
+telemetry_blocks = Table(
+    "telemetry_blocks",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("run_id", _Id, nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("num_points", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("crc", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    UniqueConstraint("run_id", "first"),
+)
+
+# One attempt's log: how many bytes were sent and how many are kept, and whether it was cut short.
+run_logs = Table(
+    "run_logs",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("run_id", _Id, ForeignKey("runs.id"), nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("sent", BigInteger, nullable=False),
+    Column("kept", BigInteger, nullable=False),
+    Column("cut_short", Boolean, nullable=False),
+    UniqueConstraint("run_id", "attempt"),
+    sqlite_autoincrement=True,
+)
+
+# A part of a log, from its `first`-th byte on.
+run_log_blocks = Table(
+    "run_log_blocks",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("log_id", _Id, nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("crc", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    UniqueConstraint("log_id", "first"),
 )
 
 # One row that is written to find out whether anything can be.

@@ -167,10 +167,10 @@ def test_ids_that_the_previous_version_applied_are_known(previous):
 
 
 def test_the_schema_is_then_exactly_that_of_an_empty_start(previous):
-    assert migrate(previous) == ("0001", "0002")
+    assert migrate(previous) == ("0001", "0003")
     with previous.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    assert migrate(previous) == ("0002", "0002")
+    assert migrate(previous) == ("0003", "0003")
 
 
 def test_keys_and_tokens_of_the_previous_version_open_what_they_did(previous):
@@ -206,4 +206,4 @@ def test_a_migration_that_fails_leaves_the_previous_version_as_it_was(previous):
         sql.run(connection, "DROP TABLE views")
         assert sql.scalar(connection, "SELECT version_num FROM alembic_version") == "0001"
         assert "people" not in inspect(connection).get_table_names()
-    assert migrate(previous) == ("0001", "0002")
+    assert migrate(previous) == ("0001", "0003")

@@ -1,0 +1,269 @@
+"""Runs: made under the name of an experiment, told how they go, judged by their checks when they end."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+import zstandard
+from sqlalchemy import ColumnElement, Connection, Select, delete, insert, select, update
+
+from infra.server.refusals import Refused
+from infra.server.store import experiments as experiment_rows
+from infra.server.store import telemetry
+from infra.server.store.database import AnyRow, new_id
+from infra.server.store.schema import experiments, run_counters, run_files, runs, telemetry_states
+from runtime.telemetry import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "FINAL",
+    "MAX_ATTEMPT",
+    "New",
+    "State",
+    "change",
+    "create",
+    "fence",
+    "files_of",
+    "find",
+    "listed",
+    "next_attempt",
+]
+
+State = Literal["scheduled", "waiting", "running", "retrying", "done", "failed", "cancelled"]
+FINAL = frozenset({"done", "failed", "cancelled"})
+MAX_ATTEMPT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class New:
+    """A run to make, checked. `layout` and `checks` are the files' text; `command` and `meta` JSON.
+
+    `slug` unset: `run-<n>`, n being the organisation's next. `files` unset: nothing was shipped.
+    """
+
+    slug: str | None
+    folder_id: int | None
+    kind: Literal["command", "train"]
+    layout: str | None
+    checks: str | None
+    command: str | None
+    tree: str | None
+    files: list[dict[str, Any]] | None
+    meta: str
+
+
+def create(connection: Connection, organisation_id: int, new: New, *, now_ms: int) -> str:
+    """Make a run and return its id. One that has the slug is launched again: it keeps its telemetry and name.
+
+    The slug's experiment is made where there is none; one that is there is left as it is.
+    """
+    slug = new.slug if new.slug is not None else _next_name(connection, organisation_id)
+    experiment_id = experiment_rows.ensure(
+        connection,
+        organisation_id=organisation_id,
+        slug=slug,
+        meta=new.meta,
+        folder_id=new.folder_id,
+        now_ms=now_ms,
+    )
+    said = {
+        "kind": new.kind,
+        "state": "scheduled",
+        "command": new.command,
+        "tree": new.tree,
+        "meta": new.meta,
+        "layout": new.layout,
+        "checks": new.checks,
+    }
+    found = connection.execute(
+        select(runs.c.id, runs.c.uid).where(runs.c.experiment_id == experiment_id)
+    ).first()
+    if found is None:
+        run_id, uid = _insert(connection, organisation_id, experiment_id, said, now_ms)
+    else:
+        run_id, uid = found.id, found.uid
+        forgotten = ("reason", "exit_code", "flow_run_id", "verdicts", "result", "started_ms", "ended_ms")
+        _set(connection, run_id, **said, **dict.fromkeys(forgotten))
+    _keep_files(connection, run_id, new.files)
+    return str(uid)
+
+
+def find(connection: Connection, organisation_id: int, ref: str) -> AnyRow:
+    """Return the run of an id or a name, with what its experiment is called and how far its telemetry is.
+
+    Raises:
+        Refused: There is none in the organisation.
+    """
+    mine = _found(organisation_id)
+    row = connection.execute(mine.where(runs.c.uid == ref)).first()
+    if row is None:
+        row = connection.execute(mine.where(experiments.c.slug == ref)).first()
+    if row is None:
+        raise Refused("run_not_found", f"no run has the name or the id {json.dumps(ref[:200])}")
+    return row
+
+
+def listed(
+    connection: Connection,
+    organisation_id: int,
+    *,
+    name: str | None = None,
+    before: str | None = None,
+    limit: int,
+) -> Sequence[AnyRow]:
+    """Return runs, the one made last first; `before` the one of an id.
+
+    Raises:
+        Refused: There is no run of that id.
+    """
+    found = _found(organisation_id)
+    if name is not None:
+        found = found.where(experiments.c.slug == name)
+    if before is not None:
+        found = found.where(runs.c.id < find(connection, organisation_id, before).id)
+    return connection.execute(found.order_by(runs.c.id.desc()).limit(limit)).all()
+
+
+def files_of(connection: Connection, run_id: int) -> list[dict[str, Any]] | None:
+    """Return what was shipped; None where nothing was."""
+    packed = connection.execute(select(run_files.c.files).where(run_files.c.run_id == run_id)).scalar()
+    if packed is None:
+        return None
+    found: list[dict[str, Any]] = orjson.loads(zstandard.decompress(packed))
+    return found
+
+
+def change(connection: Connection, row: AnyRow, said: dict[str, Any], *, now_ms: int) -> None:
+    """Set what is said of a run. A final state has its checks judged by its result.
+
+    `said` may have `state`, `reason`, `attempt`, `exit_code`, `flow_run_id` and `result`.
+
+    Raises:
+        Refused: It comes from an attempt that a newer one replaced.
+    """
+    attempt = said.get("attempt")
+    if attempt is not None:
+        fence(connection, row, attempt, now_ms=now_ms)
+    values = dict(said)
+    state = said.get("state", row.state)
+    if state in FINAL:
+        if state != row.state or row.ended_ms is None:
+            values["ended_ms"] = now_ms
+        if row.checks is not None:
+            values["verdicts"] = _judged(row.checks, said.get("result", row.result))
+    elif "state" in said:
+        values |= {"ended_ms": None, "verdicts": None}
+        values.setdefault("exit_code", None)
+        if state == "running" and row.started_ms is None:
+            values["started_ms"] = now_ms
+    if values:
+        _set(connection, row.id, **values)
+        experiment_rows.changed(connection, row.experiment_id, now_ms=now_ms)
+
+
+def fence(connection: Connection, row: AnyRow, attempt: int, *, now_ms: int) -> None:
+    """Let nobody of an older attempt speak from now on, and note where the new one begins.
+
+    Raises:
+        Refused: The attempt itself is an older one.
+    """
+    if attempt < row.attempt:
+        raise Refused(
+            "superseded",
+            f"attempt {attempt} of this run was replaced by attempt {row.attempt}: stop",
+            details={"attempt": row.attempt},
+        )
+    if attempt > row.attempt:
+        _set(connection, row.id, attempt=attempt)
+        telemetry.mark_attempt(connection, row.id, attempt, now_ms=now_ms)
+
+
+def next_attempt(connection: Connection, row: AnyRow, *, now_ms: int) -> int:
+    """Begin an attempt and return its number: nobody else is given the same."""
+    if row.attempt >= MAX_ATTEMPT:
+        raise Refused("limit_exceeded", f"a run has at most {MAX_ATTEMPT:,} attempts: start another run")
+    attempt = int(row.attempt) + 1
+    fence(connection, row, attempt, now_ms=now_ms)
+    experiment_rows.changed(connection, row.experiment_id, now_ms=now_ms)
+    return attempt
+
+
+def _found(organisation_id: int) -> Select[*tuple[Any, ...]]:
+    state = telemetry_states.c
+    return (
+        select(
+            runs,
+            experiments.c.slug,
+            experiments.c.uid.label("experiment_uid"),
+            experiments.c.folder_id,
+            state.last_seq,
+            state.summary,
+            state.dropped,
+            state.attempts,
+        )
+        .join(experiments, experiments.c.id == runs.c.experiment_id)
+        .join(telemetry_states, state.run_id == runs.c.id)
+        .where(*_of(organisation_id))
+    )
+
+
+def _of(organisation_id: int) -> list[ColumnElement[bool]]:
+    """The conditions that make a run one that the organisation has."""
+    return [runs.c.organisation_id == organisation_id, experiments.c.deleted_ms.is_(None)]
+
+
+def _insert(
+    connection: Connection, organisation_id: int, experiment_id: int, said: dict[str, Any], now_ms: int
+) -> tuple[int, str]:
+    uid = str(uuid.uuid4())
+    made = connection.execute(
+        insert(runs).values(
+            uid=uid,
+            organisation_id=organisation_id,
+            experiment_id=experiment_id,
+            attempt=0,
+            created_ms=now_ms,
+            **said,
+        )
+    )
+    run_id = new_id(made)
+    telemetry.begin(connection, run_id)
+    return run_id, uid
+
+
+def _next_name(connection: Connection, organisation_id: int) -> str:
+    """Return `run-<n>` with the next n, which is never given again; a slug that somebody took is left out."""
+    of_organisation = run_counters.c.organisation_id == organisation_id
+    last = connection.execute(select(run_counters.c.last).where(of_organisation)).scalar()
+    if last is None:
+        last = 0
+        connection.execute(insert(run_counters).values(organisation_id=organisation_id, last=0))
+    name, taken = "", True
+    while taken:
+        last += 1
+        name = f"run-{last}"
+        taken = bool(experiment_rows.listed(connection, organisation_id, slug=name, limit=1))
+    connection.execute(update(run_counters).where(of_organisation).values(last=last))
+    return name
+
+
+def _keep_files(connection: Connection, run_id: int, files: list[dict[str, Any]] | None) -> None:
+    connection.execute(delete(run_files).where(run_files.c.run_id == run_id))
+    if files is not None:
+        packed = zstandard.compress(orjson.dumps(files))
+        connection.execute(insert(run_files).values(run_id=run_id, files=packed))
+
+
+def _judged(text: str, result: str | None) -> str:
+    verdicts = checks.judge(checks.parse_checks(text), result)
+    return orjson.dumps([verdict.to_json() for verdict in verdicts]).decode()
+
+
+def _set(connection: Connection, run_id: int, **values: Any) -> None:
+    connection.execute(update(runs).where(runs.c.id == run_id).values(**values))

@@ -58,6 +58,14 @@ def syvain_metrics() -> None:
     command()
 
 
+def div() -> None:
+    """Run the command `div` and exit."""
+    _import_ours()
+    from flows.div.main import main as command
+
+    command()
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'sexpgpu' has no attribute {name!r}")

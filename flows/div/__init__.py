@@ -1,0 +1,1 @@
+"""`div`: a directory becomes a run, and its telemetry is read."""

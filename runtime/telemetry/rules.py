@@ -128,7 +128,6 @@ class Rules:
         self.dropped: Counter[Reason] = Counter(
             {Reason(why): count for why, count in (dropped or {}).items()}
         )
-        self.dropped.update({Reason(why): count for why, count in (dropped or {}).items()})
         self._known = set(keys)
 
     def take(self, line: bytes) -> dict[str, Number] | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from infra.server.board import Panel
+    from runtime.telemetry.layout import Panel
 
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
@@ -108,7 +108,7 @@ def gather(
 def plot(columns: Columns, panel: Panel, *, width: int, window: Window | None = None) -> dict[str, Any]:
     """Return the lines of a panel as columns: see `_line` for one of them."""
     window = window or Window()
-    lines = [_placed(columns, panel, key) for key in panel.keys]
+    lines = [_placed(columns, panel, key) for key in panel.y]
     drawn = [line.x[line.drawn & _within(line.x, window)] for line in lines]
     ends = [x[place] for x in drawn if len(x) for place in (0, -1)]
     span = (min(ends), max(ends)) if ends else (0.0, 0.0)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.server.board import Panel
 from infra.server.plots import Window, gather, plot
+from runtime.telemetry.layout import Panel
 
 
-def drawn(points, *keys, width=1000, attempts=(), window=None, **more):
+def drawn(points, *keys, width=1000, attempts=(), window=None, x=None, scale="linear"):
     """The lines of a panel over points, as lists."""
-    panel = Panel(title="", keys=keys or ("y",), **more)
-    columns = gather([points], {*panel.keys, *([panel.x] if panel.x else [])}, attempts)
+    panel = Panel(title="", x=x, y=keys or ("y",), scale=scale, min=None, max=None, rule=None, wide=False)
+    columns = gather([points], {*panel.y, *([x] if x else [])}, attempts)
     lines = plot(columns, panel, width=width, window=window)["lines"]
     return [
         {name: getattr(value, "tolist", lambda v=value: v)() for name, value in one.items()} for one in lines

@@ -191,9 +191,12 @@ def _forms(value: str) -> Iterator[bytes]:
 
 
 def _texts(value: str) -> set[str]:
-    """Return the whole, with either line end, and each line that is long enough."""
+    """Return the whole, with either line end, and each line that is long enough.
+
+    White space around them stays: a form that begins with a line feed would hold back the end of every line.
+    """
     lines = _LINE_END.split(value)
-    wholes = {value, value.strip(), *(end.join(lines).strip() for end in ("\n", "\r\n"))}
+    wholes = {value.strip(), *(end.join(lines).strip() for end in ("\n", "\r\n"))}
     return wholes | {line.strip() for line in lines if len(line.strip()) >= MIN_LINE_CHARS}
 
 

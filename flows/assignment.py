@@ -4,29 +4,105 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from flows.parameters import TrainParameters, file_name
+from flows.parameters import file_name, from_json
 from flows.server import FlowRun, Server, slug_tag
+from flows.ship_parameters import ship_parameters
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Assignment", "assign", "assigned_host", "is_local", "slug_of"]
+__all__ = [
+    "Assignment",
+    "RunParameters",
+    "assign",
+    "assigned_host",
+    "is_local",
+    "parameters_of",
+    "slug_of",
+]
 
 HOST_TAG = "host:"
+
+
+class RunParameters(Protocol):
+    """What `TrainParameters` and `ShipParameters` have in common: what keeping a run alive needs to know."""
+
+    @property
+    def slug(self) -> str | None:
+        """The run's name; unset: its first start decides."""
+        ...
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of its experiment; unset: the root."""
+        ...
+
+    @property
+    def location(self) -> str | None:
+        """Where it keeps what must outlive its host; unset: its first start decides."""
+        ...
+
+    @property
+    def work_dir(self) -> str | None:
+        """The folder of a host's runs; unset: the worker's."""
+        ...
+
+    @property
+    def gpus(self) -> int | None:
+        """How many it needs; unset: one where the host has any."""
+        ...
+
+    @property
+    def interruptions(self) -> int:
+        """How many kills in a row are resumed."""
+        ...
+
+    @property
+    def failures(self) -> int:
+        """How many of its own errors are tried again."""
+        ...
+
+    @property
+    def no_progress(self) -> int:
+        """How many resumes in a row may bring nothing."""
+        ...
+
+    @property
+    def notice_s(self) -> float:
+        """The seconds between SIGTERM and SIGKILL."""
+        ...
+
+    def pinned(self, *, slug: str, location: str | None) -> Self:
+        """Return the same with what a first start decides."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are set, for Prefect."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """The parameters with everything decided; `host` holds the location (unset: every host reaches it)."""
 
-    parameters: TrainParameters
+    parameters: RunParameters
     host: str | None
 
 
-def slug_of(run: FlowRun, parameters: TrainParameters, *, deployment: str) -> str:
+def parameters_of(run: FlowRun) -> RunParameters:
+    """Return what a flow run was asked for, whichever of our flows it is.
+
+    Raises:
+        Rejected: a field that this version does not know, or a bad value.
+    """
+    values = run.train
+    return ship_parameters(values) if "command" in values else from_json(values)
+
+
+def slug_of(run: FlowRun, parameters: RunParameters, *, deployment: str) -> str:
     """Return the run's slug: its own, or the deployment's name and the time for which it was scheduled.
 
     A later run for the same scheduled time gets the same slug, and so is a resume.
@@ -43,7 +119,7 @@ def slug_of(run: FlowRun, parameters: TrainParameters, *, deployment: str) -> st
 
 
 def assign(
-    server: Server, run: FlowRun, parameters: TrainParameters, *, environment: Mapping[str, str], host: str
+    server: Server, run: FlowRun, parameters: RunParameters, *, environment: Mapping[str, str], host: str
 ) -> Assignment:
     """Decide what is open, and keep it with the flow run, so that every later start finds the same.
 
@@ -51,7 +127,7 @@ def assign(
         Rejected: there is no slug, or no location.
         Unavailable: the Prefect server cannot be reached.
     """
-    deployment = server.deployment_name(run.deployment_id) if run.deployment_id is not None else "train"
+    deployment = server.deployment_name(run.deployment_id) if run.deployment_id is not None else "run"
     slug = slug_of(run, parameters, deployment=deployment)
     parameters = parameters.pinned(slug=slug, location=parameters.location or _default(slug, environment))
     # A run that was moved to a location which all reach is no longer bound to the host of its old one.
@@ -69,7 +145,7 @@ def assigned_host(run: FlowRun) -> str | None:
     return next((tag.removeprefix(HOST_TAG) for tag in run.tags if tag.startswith(HOST_TAG)), None)
 
 
-def is_local(parameters: TrainParameters) -> bool:
+def is_local(parameters: RunParameters) -> bool:
     """Say whether only one host reaches the location."""
     return parameters.location is not None and not parameters.location.startswith("s3://")
 

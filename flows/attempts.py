@@ -36,6 +36,7 @@ GUARD_MARGIN_S = 1.0
 class Plan:
     """What is started: `command` in `folder`, its standard error appended to `log`, its output in `summary`.
 
+    `summary` unset: its output goes where its standard error does, in the order in which it says it.
     `environment` replaces the flow process's. `inherited` are descriptors that the trainer keeps open (the
     locks of its GPUs). `notice_s` is the time between SIGTERM and SIGKILL.
     """
@@ -43,7 +44,7 @@ class Plan:
     command: Sequence[str]
     folder: Path
     log: Path
-    summary: Path
+    summary: Path | None
     environment: Mapping[str, str]
     notice_s: float
     inherited: tuple[int, ...] = ()
@@ -125,7 +126,9 @@ class Attempt:
                 process_group=0,
                 pass_fds=(read_end,),
             )
-            with plan.summary.open("wb") as summary, plan.log.open("ab") as log:
+            with contextlib.ExitStack() as files:
+                log = files.enter_context(plan.log.open("ab"))
+                summary = log if plan.summary is None else files.enter_context(plan.summary.open("wb"))
                 self._trainer = _popen(
                     ["exec", str(os.getpid()), *plan.command],
                     process_group=self._guard.pid,

@@ -66,6 +66,10 @@ class Report:
         """Say on the run that all is well, and keep it as its status."""
         self._say(logging.INFO, text)
 
+    def remark(self, text: str) -> None:
+        """Say something that is no status."""
+        self._log.warning("%s: %s", self.slug, text)
+
     def last_line(self) -> str:
         """Return the last line that the trainer logged, "" without one."""
         self.read()

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from prefect.settings import PREFECT_API_URL
 
-from flows.assignment import assigned_host, is_local
+from flows.assignment import assigned_host, is_local, parameters_of
 from flows.endings import Action, Ending
 from flows.keeper import now_ms
 from flows.ledger import LedgerFile, Rescue
-from flows.parameters import from_json
 from flows.processes import host_name, is_alive, is_running
 from flows.pulse import read_pulse
 from flows.server import AWAITING_RETRY, connect, same_start, since_asked
@@ -120,7 +119,7 @@ class _Taken(Exception):
 
 
 class Rescuer:
-    """Looks at every run of `train` that is not at rest, and acts on those that died."""
+    """Looks at every run of `train` and `ship` that is not at rest, and acts on those that died."""
 
     def __init__(
         self,
@@ -169,7 +168,7 @@ class Rescuer:
 
     def _attend(self, server: Watched, run: FlowRun) -> bool:
         assert run.state is not None
-        parameters = from_json(run.train)
+        parameters = parameters_of(run)
         holder = assigned_host(run)
         if is_local(parameters) and holder not in (None, self._host):
             self._tell(run, f"is on {holder}'s disk: only the rescue there can help it")

@@ -23,6 +23,7 @@ __all__ = [
     "ASKED",
     "AWAITING_RETRY",
     "FLOW",
+    "FLOWS",
     "WAITING",
     "FlowRun",
     "LogLine",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 FLOW = "train"
+FLOWS = (FLOW, "ship")
+"""The flows whose runs are kept alive."""
 PAGE = 200
 AWAITING_RETRY = {"type": "SCHEDULED", "name": "AwaitingRetry"}
 ASKED = "Scheduled again by the user."
@@ -86,7 +89,7 @@ class FlowRun:
 
     @property
     def train(self) -> dict[str, Any]:
-        """The JSON of its `TrainParameters`."""
+        """The JSON of its `TrainParameters` or `ShipParameters`."""
         values = self.parameters.get("parameters", {})
         return values if isinstance(values, dict) else {}
 
@@ -174,7 +177,7 @@ class Server:
         limit: int | None = None,
         due_by: datetime | None = None,
     ) -> list[FlowRun]:
-        """Return the flow runs of `train`, newest first; `due_by` leaves out those planned for later."""
+        """Return our flows' runs, newest first; `due_by` leaves out those planned for later."""
         wanted: dict[str, Any] = {}
         if slug is not None:
             wanted["tags"] = {"all_": [slug_tag(slug)]}
@@ -186,7 +189,7 @@ class Server:
         while limit is None or len(found) < limit:
             size = PAGE if limit is None else min(PAGE, limit - len(found))
             body = {
-                "flows": {"name": {"any_": [FLOW]}},
+                "flows": {"name": {"any_": list(FLOWS)}},
                 "flow_runs": wanted,
                 "sort": "START_TIME_DESC",
                 "limit": size,

@@ -79,7 +79,7 @@ class Recorded:
 
 
 class Files:
-    """What a command has put below `prefix`: progress is the time, by the store's clock, of its newest object.
+    """What a command has put below `prefix`: progress is its newest object's time, by the store's clock.
 
     A file that was replaced counts as one that is new: many a script keeps its checkpoint in one file.
     """

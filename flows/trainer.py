@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,15 +18,31 @@ from flows.parameters import TrainParameters, experiment_path, file_name
 from runtime.errors import Rejected, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
+    from flows.assignment import RunParameters
     from flows.processes import ProcessId
     from flows.pulse import Upkeep
     from flows.report import Report
+    from flows.run_page import RunPage
+    from runtime.telemetry.masking import Masker
 
-__all__ = ["CommandOf", "SexpgpuTrainer", "experiment_flags", "sexpgpu_command", "work_folder"]
+__all__ = [
+    "TELEMETRY",
+    "CommandOf",
+    "HostTrainer",
+    "SexpgpuTrainer",
+    "experiment_flags",
+    "killed_for",
+    "oom_kills",
+    "sexpgpu_command",
+    "work_folder",
+]
 
 DEFAULT_WORK_DIR = "~/.local/state/slugline"
+
+TELEMETRY = "telemetry.jsonl"
 
 
 class CommandOf(Protocol):
@@ -44,48 +62,155 @@ class CommandOf(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SexpgpuTrainer:
-    """Runs attempts as the parameters say. `folder` keeps the run's event file and logs on this host."""
+class HostTrainer(ABC):
+    """Runs attempts on this host, on leased GPUs. `folder` keeps the run's files and logs here.
 
-    parameters: TrainParameters
+    What is run, and what its exit code means, is a subclass's. `page` unset: the run has none.
+    """
+
     folder: Path
-    command: CommandOf
     environment: Mapping[str, str]
     report: Report
     upkeep: Upkeep
+    page: RunPage | None = None
 
     def __call__(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:
-        """Run attempt `number` to its end, on leased GPUs."""
+        """Run attempt `number` to its end."""
         log = self.folder / f"attempt-{number:04d}.log"
         self.report.begin(log)
         oom_before = oom_kills()
         try:
-            experiment = experiment_path(self.parameters.experiment)
-            host = Host.from_environment(self.environment)
-            with lease(self._num_gpus(host), host, on_wait=self.report.say) as leased:
-                self.report.note(f"attempt {number} is running")
-                plan = self._plan(experiment, log, number, leased)
-                code = self._run(plan, number, started)
+            with self.made_ready(number) as ready:
+                host = Host.from_environment(self.environment)
+                with lease(self.num_gpus(host), host, on_wait=self.report.say) as leased:
+                    self.report.note(f"attempt {number} is running")
+                    code = self._run(number, log, ready, leased, started)
         except (Rejected, Unavailable) as error:
             return Ended(ending=classify(error.exit_code), code=error.exit_code, error=str(error))
         except OSError as error:
             # A full disk, a folder that is gone: this host's trouble, not the run's.
             return Ended(ending=Ending.UNAVAILABLE, code=75, error=f"not started on this host: {error}")
-        ended = self._ended(code, out_of_memory=oom_kills() > oom_before)
-        return replace(ended, unsent=_unsent(plan.summary)) if ended.ending is Ending.DONE else ended
+        return self.ended(number, code, out_of_memory=oom_kills() > oom_before)
 
-    def _run(self, plan: Plan, number: int, started: Callable[[ProcessId | None], None]) -> int:
+    @abstractmethod
+    def made_ready(self, number: int) -> AbstractContextManager[Path]:
+        """Make ready what the attempt runs, and tidy up after it.
+
+        Raises:
+            Rejected: it can never be run.
+            Unavailable: it is not there now.
+        """
+
+    @abstractmethod
+    def num_gpus(self, host: Host) -> int:
+        """Return how many GPUs of `host` the attempt needs."""
+
+    @abstractmethod
+    def plan(self, number: int, log: Path, ready: Path, leased: Lease) -> AbstractContextManager[Plan]:
+        """Say what is started, and look after what it prints while it runs."""
+
+    @abstractmethod
+    def ended(self, number: int, code: int, *, out_of_memory: bool) -> Ended:
+        """Say how the attempt ended whose wait status is `code`."""
+
+    def new_masker(self) -> Masker | None:
+        """Return what masks secrets in the run's telemetry; unset: there are none."""
+        return None
+
+    def say(self, text: str) -> None:
+        """Put a line into the run's log."""
+        self.report.remark(text)
+
+    @property
+    def telemetry(self) -> Path:
+        """The file to which every attempt appends its points."""
+        return self.folder / TELEMETRY
+
+    def basic_environment(self, leased: Lease) -> dict[str, str]:
+        """Return what every attempt's environment holds."""
+        # What Prefect tells a flow process about itself is no business of its trainer.
+        kept = {name: value for name, value in self.environment.items() if not name.startswith("PREFECT__")}
+        return {**kept, **leased.environment(), "DIVERGENT_TELEMETRY_PATH": str(self.telemetry)}
+
+    def _run(
+        self,
+        number: int,
+        log: Path,
+        ready: Path,
+        leased: Lease,
+        started: Callable[[ProcessId | None], None],
+    ) -> int:
         # Leaving the block by whatever way stops the trainer, and leaves no process behind.
-        attempt = Attempt(plan)
-        with attempt:
-            self.upkeep.follow(plan.log, number)
-            started(attempt.process())
-            return attempt.wait()
+        with self.plan(number, log, ready, leased) as plan, self._followed(number, log), Attempt(plan) as run:
+            self.upkeep.follow(log, number)
+            started(run.process())
+            return run.wait()
 
-    def _num_gpus(self, host: Host) -> int:
+    @contextlib.contextmanager
+    def _followed(self, number: int, log: Path) -> Iterator[None]:
+        if self.page is None:
+            yield
+            return
+        with self.page.follow(
+            number, log=log, telemetry=self.telemetry, new_masker=self.new_masker, say=self.say
+        ):
+            yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SexpgpuTrainer(HostTrainer):
+    """Runs attempts of an experiment file, as its parameters say."""
+
+    parameters: TrainParameters
+    command: CommandOf
+
+    @contextlib.contextmanager
+    def made_ready(self, number: int) -> Iterator[Path]:
+        """See `HostTrainer.made_ready`: the experiment file."""
+        del number
+        yield experiment_path(self.parameters.experiment)
+
+    def num_gpus(self, host: Host) -> int:
+        """See `HostTrainer.num_gpus`."""
         if self.parameters.device == "cpu":
             return 0
         return min(1, len(host.gpus)) if self.parameters.gpus is None else self.parameters.gpus
+
+    @contextlib.contextmanager
+    def plan(self, number: int, log: Path, ready: Path, leased: Lease) -> Iterator[Plan]:
+        """See `HostTrainer.plan`."""
+        command = self.command(
+            self.parameters,
+            experiment=ready,
+            events=self.folder / "events.jsonl",
+            targets=self._targets(),
+            num_gpus=len(leased.gpus),
+        )
+        yield Plan(
+            command=command,
+            folder=self.folder,
+            log=log,
+            summary=self._summary(number),
+            environment=self.basic_environment(leased),
+            notice_s=self.parameters.notice_s,
+            inherited=leased.descriptors,
+        )
+
+    def ended(self, number: int, code: int, *, out_of_memory: bool) -> Ended:
+        """See `HostTrainer.ended`."""
+        ending = classify(code)
+        last_line = self.report.last_line()
+        if ending is Ending.DONE:
+            return Ended(ending=ending, code=code, unsent=_unsent(self._summary(number)))
+        if ending is Ending.FAILED:
+            step, error = self.report.progress.failed or (None, last_line)
+            return Ended(ending=ending, code=code, step=step, error=error)
+        if ending in (Ending.REJECTED, Ending.UNAVAILABLE):
+            return Ended(ending=ending, code=code, error=last_line)
+        return Ended(ending=ending, code=code, error=killed_for(code, out_of_memory=out_of_memory))
+
+    def _summary(self, number: int) -> Path:
+        return self.folder / f"attempt-{number:04d}.json"
 
     def _targets(self) -> tuple[str, ...]:
         of_worker = self.environment.get("SLUGLINE_TARGETS", "").split()
@@ -93,39 +218,13 @@ class SexpgpuTrainer:
             dict.fromkeys([*of_worker, *self.parameters.targets])
         )  # one that both name is meant once
 
-    def _plan(self, experiment: Path, log: Path, number: int, leased: Lease) -> Plan:
-        command = self.command(
-            self.parameters,
-            experiment=experiment,
-            events=self.folder / "events.jsonl",
-            targets=self._targets(),
-            num_gpus=len(leased.gpus),
-        )
-        # What Prefect tells a flow process about itself is no business of its trainer.
-        kept = {name: value for name, value in self.environment.items() if not name.startswith("PREFECT__")}
-        return Plan(
-            command=command,
-            folder=self.folder,
-            log=log,
-            summary=self.folder / f"attempt-{number:04d}.json",
-            environment={**kept, **leased.environment()},
-            notice_s=self.parameters.notice_s,
-            inherited=leased.descriptors,
-        )
 
-    def _ended(self, code: int, *, out_of_memory: bool) -> Ended:
-        ending = classify(code)
-        last_line = self.report.last_line()
-        if ending is Ending.FAILED:
-            step, error = self.report.progress.failed or (None, last_line)
-            return Ended(ending=ending, code=code, step=step, error=error)
-        if ending in (Ending.REJECTED, Ending.UNAVAILABLE):
-            return Ended(ending=ending, code=code, error=last_line)
-        memory = "out of memory" if code == -signal.SIGKILL and out_of_memory else None
-        return Ended(ending=ending, code=code, error=memory)
+def killed_for(code: int, *, out_of_memory: bool) -> str | None:
+    """Say why an attempt was killed, where that is known."""
+    return "out of memory" if code == -signal.SIGKILL and out_of_memory else None
 
 
-def work_folder(parameters: TrainParameters, environment: Mapping[str, str]) -> Path:
+def work_folder(parameters: RunParameters, environment: Mapping[str, str]) -> Path:
     """Return the run's folder on this host, made if need be.
 
     Raises:

@@ -155,7 +155,7 @@ class Client:
             text = f"{self.host} has no {response.request.url.path}: is it a Metrics server?"
         else:
             text = _text(response)
-        return Refused(text, status=response.status_code, code=_code(response))
+        return Refused(text, status=response.status_code, code=_code(response), stored=_stored(response))
 
     def _unreachable(self, error: httpx.HTTPError) -> str:
         return f"Metrics at {self.host} cannot be reached ({type(error).__name__}: {error})"
@@ -218,6 +218,15 @@ def _code(response: httpx.Response) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None
     return found[1] if found else None
+
+
+def _stored(response: httpx.Response) -> dict[str, Any] | None:
+    """Return what a conflict says is stored."""
+    try:
+        found = json.loads(response.content)["error"]["stored"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _line(text: object) -> str:

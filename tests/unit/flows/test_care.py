@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from flows import train
+from flows import care
 from flows.assignment import Assignment
 from flows.parameters import TrainParameters
 from flows.server import FlowRun, State
+from flows.train import Experiments
 from runtime.errors import Rejected, Unavailable
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -27,8 +28,8 @@ def test_a_start_that_its_surroundings_prevent_is_left_to_rescue_and_a_mistake_i
     def refuse(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(train, "_care_for", refuse)
-    reported = train.keep_run(PARAMETERS, lambda *_, **__: [])
+    monkeypatch.setattr(care, "_care_for", refuse)
+    reported = care.keep_run(PARAMETERS, Experiments())
     assert (reported.type.value, reported.message) == (state, str(error))
 
 
@@ -41,5 +42,5 @@ def test_the_newer_of_two_flow_runs_of_a_slug_leaves_while_the_older_is_live(kin
     older = FlowRun(id="older", name="a", state=state, created=NOW)
     newer = FlowRun(id="newer", name="a", state=state, created=NOW + timedelta(seconds=1))
     server: Any = SimpleNamespace(runs=lambda **_: [newer, older])
-    first = train._first_of(server, newer, Assignment(parameters=PARAMETERS, host=None))
+    first = care._first_of(server, newer, Assignment(parameters=PARAMETERS, host=None))
     assert (first is older) is leaves

@@ -1,0 +1,328 @@
+"""Looking after one flow run until its last word: the same for an experiment and for a shipped command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable  # noqa: TC003 - Prefect reads the annotations
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State  # noqa: TC002 - Prefect reads the annotations
+from prefect.exceptions import Abort, TerminationSignal
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Completed, Crashed, Failed
+
+from flows.assignment import Assignment, assign
+from flows.background import Every
+from flows.endings import Action, Decision, Ended, Ending, Policy, describe
+from flows.keeper import Keeper, now_ms
+from flows.ledger import Ledger, Owner
+from flows.processes import host_name, this_process
+from flows.pulse import Upkeep
+from flows.report import Report
+from flows.run_page import RunPage
+from flows.server import AWAITING_RETRY, WAITING, FlowRun, Server, connect, since_asked
+from flows.trainer import work_folder
+from runtime.checkpoints.location import open_store
+from runtime.errors import Rejected, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from flows.assignment import RunParameters
+    from flows.keeper import Trainer
+    from flows.processes import ProcessId
+    from flows.run_page import Record
+    from flows.standing import Standing
+    from runtime.checkpoints.store import Store
+
+__all__ = ["Kind", "Surroundings", "keep_run", "shown_as_task"]
+
+REPORT_S, PUBLISH_S, PULSE_S, WATCH_S, PAGE_S = 1.0, 10.0, 15.0, 10.0, 0.5
+LAST_WORDS_S, HURRIED_WORDS_S = 20.0, 3.0
+HAND_BACK_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an attempt is run with, beside its parameters. `folder` is the run's on this host."""
+
+    folder: Path
+    store: Store
+    environment: Mapping[str, str]
+    report: Report
+    upkeep: Upkeep
+    page: RunPage
+
+
+class Kind(Protocol):
+    """What is looked after, as far as it differs. It exists so that two flows keep runs alive by one code."""
+
+    def record(self, parameters: Any) -> Record:
+        """Return what Metrics is told of such a run when it has no record of it yet."""
+        ...
+
+    def standing(self, parameters: Any, store: Store) -> Standing:
+        """Return what says how far the run at this location is."""
+        ...
+
+    def trainer(self, parameters: Any, surroundings: Surroundings) -> Trainer:
+        """Return what runs one attempt.
+
+        Raises:
+            Rejected: the run cannot be run here as it is asked for.
+            Unavailable: something that it needs cannot be reached.
+        """
+        ...
+
+
+@task(
+    name="attempt", task_run_name="attempt-{number}", retries=0, persist_result=False, cache_policy=NO_CACHE
+)
+def attempt(number: int, run: Callable[[], Ended]) -> State[Any]:  # noqa: ARG001 - it names the task run
+    """Run one attempt, so that Prefect shows how long it took and how it ended."""
+    ended = run()
+    if ended.ending is Ending.DONE:
+        return Completed(message=describe(ended))
+    kind = Crashed if ended.ending is Ending.INTERRUPTED else Failed
+    return kind(name=ended.ending.capitalize(), message=describe(ended))
+
+
+def shown_as_task(number: int, run: Callable[[], Ended]) -> Ended:
+    """Run one attempt as a task of this flow; what it raises is raised here, too.
+
+    Prefect makes a state of an exception and returns that.
+    """
+    ended: list[Ended] = []
+    raised: list[Exception] = []
+
+    def kept() -> Ended:
+        try:
+            ended.append(run())
+        except Exception as error:
+            raised.append(error)
+            raise
+        return ended[0]
+
+    attempt(number, kept, return_state=True)
+    if raised:
+        raise raised[0]
+    return ended[0]
+
+
+def keep_run(parameters: RunParameters, kind: Kind) -> State[Any]:
+    """Look after the flow run in which this is called.
+
+    Raises:
+        Abort: another process looks after the run: no state is reported.
+    """
+    try:
+        return _state(_care_for(parameters, kind).keep())
+    except Rejected as error:
+        return Failed(message=str(error))
+    except RunError as error:
+        # No last word on the run: rescue schedules it again, and gives up when that was in vain too often.
+        return Crashed(message=str(error))
+
+
+def _care_for(parameters: RunParameters, kind: Kind) -> _Care:
+    with connect() as server:
+        run = server.run(str(flow_run.id))
+        assignment = assign(server, run, parameters, environment=os.environ, host=host_name())
+        if (first := _first_of(server, run, assignment)) is not None:
+            raise Rejected(f"{first.name} is live as flow run {first.id}: cancel that first.")
+        if assignment.host not in (None, host_name()):
+            _hand_back(server, run, assignment)
+        asked = frozenset(state.id for state in since_asked(server.states(run.id)))
+    return _Care(assignment.parameters, run, asked, kind)
+
+
+def _state(decision: Decision) -> State[Any]:
+    match decision.action:
+        case Action.COMPLETE:
+            return Completed(message=decision.reason)
+        case Action.FAIL:
+            return Failed(message=decision.reason)
+        case _:
+            raise Abort(decision.reason)
+
+
+def _first_of(server: Server, run: FlowRun, assignment: Assignment) -> FlowRun | None:
+    """Return the older flow run that is live under the same slug; unset: there is none."""
+    for other in server.runs(slug=assignment.parameters.slug):
+        live = other.state is None or other.state.live
+        if live and other.id != run.id and other.created < run.created:
+            return other
+    return None
+
+
+def _hand_back(server: Server, run: FlowRun, assignment: Assignment) -> None:
+    """Leave the run to a worker of the host that holds its location."""
+    later = datetime.now(UTC) + timedelta(seconds=HAND_BACK_S)
+    message = f"{assignment.parameters.location} is on {assignment.host}: waiting for a worker there"
+    state = {**AWAITING_RETRY, "state_details": {"scheduled_time": later.isoformat()}}
+    server.set_state(run.id, state, message=message, force=True)
+    raise Abort(message)
+
+
+class _Care:
+    """Everything that one flow process has in hand while it looks after one run."""
+
+    def __init__(self, parameters: RunParameters, run: FlowRun, asked: frozenset[str], kind: Kind) -> None:
+        assert parameters.slug is not None
+        assert parameters.location is not None
+        assert run.state is not None
+        self._slug, self._run, self._log = parameters.slug, run, get_run_logger()
+        self._ended_elsewhere: str | None = None
+        self._cancelling = 0
+        folder = work_folder(parameters, os.environ)
+        store = open_store(parameters.location, os.environ)
+        owner = Owner(
+            token=uuid.uuid4().hex,
+            process=this_process(),
+            flow_run_id=run.id,
+            state_id=run.state.id,
+            since_ms=now_ms(),
+        )
+        self._report = Report(
+            slug=self._slug, flow_run_id=run.id, events=folder / "events.jsonl", log=self._log
+        )
+        self._upkeep = Upkeep(store, owner.token, progress=self._report.steps)
+        self._page = RunPage.of(
+            kind.record(parameters), flow_run_id=run.id, environment=os.environ, say=self._report.remark
+        )
+        self._surroundings = Surroundings(
+            folder=folder,
+            store=store,
+            environment=os.environ,
+            report=self._report,
+            upkeep=self._upkeep,
+            page=self._page,
+        )
+        self._trainer = kind.trainer(parameters, self._surroundings)
+        self._keeper = Keeper(
+            slug=self._slug,
+            store=store,
+            standing=kind.standing(parameters, store),
+            owner=owner,
+            asked=asked,
+            policy=Policy(
+                interruptions=parameters.interruptions,
+                failures=parameters.failures,
+                no_progress=parameters.no_progress,
+            ),
+            notice_s=parameters.notice_s,
+            train=self._as_task,
+            say=self._say,
+            show=self._show,
+            stand=self._stand,
+        )
+
+    def keep(self) -> Decision:
+        """Look after the run until its last word.
+
+        Raises:
+            Abort: somebody has ended the run, and no worker told this process.
+        """
+        try:
+            with self._in_background():
+                return self._keep()
+        except TerminationSignal:
+            if self._ended_elsewhere is None:
+                raise
+            if self._ended_elsewhere == "CANCELLING":
+                with connect() as server:
+                    cancelled = {"type": "CANCELLED"}
+                    server.set_state(self._run.id, cancelled, message="Cancelled; its worker was gone.")
+            raise Abort(f"{self._slug} was ended elsewhere: {self._ended_elsewhere}") from None
+
+    def _keep(self) -> Decision:
+        try:
+            decision = self._keeper.keep()
+        except TerminationSignal:
+            self._report.say("stopped by a signal")
+            self._page.stopped(cancelled=self._is_cancelled())
+            raise
+        if decision.action is Action.ABORT:
+            self._report.say(decision.reason)
+        else:
+            self._report.status = decision.reason  # its last state says it
+            self._page.ended(decision, self._report.ledger, self._surroundings.store)
+        return decision
+
+    def _as_task(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:
+        return shown_as_task(number, lambda: self._trainer(number, started))
+
+    def _say(self, text: str) -> None:
+        self._report.say(text)
+        self._page.retrying(text)
+
+    def _show(self, ledger: Ledger) -> None:
+        self._report.ledger = ledger
+
+    def _stand(self, waiting: str | None) -> None:
+        """Make the run's state say that it waits, and why; unset: that it goes on."""
+        self._page.stands(waiting)
+        # What somebody asks for in this moment wins: Prefect lets nothing leave Cancelling but for Cancelled.
+        with contextlib.suppress(RunError), connect(retries=0) as server:
+            now = server.run(self._run.id).state
+            if now is not None and now.type == "RUNNING":
+                state = {"type": "RUNNING", "name": WAITING if waiting else "Running"}
+                server.set_state(self._run.id, state, message=waiting or "")
+
+    def _is_cancelled(self) -> bool:
+        """Say whether the signal that ends this process is a cancellation; unsure is no."""
+        if self._ended_elsewhere is not None:
+            return self._ended_elsewhere in ("CANCELLING", "CANCELLED")
+        with contextlib.suppress(RunError), connect(retries=0) as server:
+            state = server.run(self._run.id).state
+            return state is not None and state.type in ("CANCELLING", "CANCELLED")
+        return False
+
+    @contextlib.contextmanager
+    def _in_background(self) -> Iterator[None]:
+        threads = [
+            Every(REPORT_S, self._report.read, name="log"),
+            Every(PUBLISH_S, self._report.publish, name="artifacts"),
+            Every(PULSE_S, self._upkeep.tick, name="pulse"),
+            Every(WATCH_S, self._watch, name="state"),
+            Every(PAGE_S, self._page.tick, name="page"),
+        ]
+        for thread in threads:
+            thread.start()
+        last_words_s = LAST_WORDS_S
+        try:
+            yield
+        except TerminationSignal:
+            last_words_s = HURRIED_WORDS_S
+            raise
+        finally:
+            self._upkeep.close()
+            deadline = time.monotonic() + last_words_s
+            for thread in threads:
+                thread.ask_to_stop()
+            self._page.close(timeout_s=last_words_s)
+            for thread in threads:
+                thread.stop(timeout_s=max(0.0, deadline - time.monotonic()))
+
+    def _watch(self) -> None:
+        """Notice a cancellation that no worker delivers any more: ours may be dead."""
+        with connect(retries=0) as server:
+            state = server.run(self._run.id).state
+            if state is None or self._ended_elsewhere is not None:
+                return
+            self._cancelling = self._cancelling + 1 if state.type == "CANCELLING" else 0
+            if state.type not in ("CANCELLED", "FAILED", "COMPLETED") and self._cancelling < 2:
+                return
+            self._log.warning("%s is %s and its worker did not say so: stopping", self._slug, state.name)
+            self._ended_elsewhere = state.type
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,268 @@
+"""A run's page in Metrics: what its record says of it, its log and its telemetry, kept as the run is."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from flows.endings import Action
+from flows.runs_api import MAX_RESULT_BYTES, MAX_TEXT_BYTES, Record, RunsApi, TelemetryDestination
+from runtime.checkpoints.store import Missing
+from runtime.errors import Rejected, RunError
+from runtime.events.syvain.settings import metrics_settings
+from runtime.telemetry.destination import Refused, Trouble
+from runtime.telemetry.tail import Tail, TailThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from flows.endings import Decision
+    from flows.ledger import Entry, Ledger
+    from runtime.checkpoints.store import Store
+    from runtime.telemetry.masking import Masker
+
+__all__ = ["RESULT", "Record", "RunPage", "last_word", "report_end"]
+
+logger = logging.getLogger(__name__)
+
+RESULT = "result.json"
+"""Where at the location lies what the last attempt wrote as the run's result."""
+
+BETWEEN_ATTEMPTS_S = 3.0
+"""How long the next attempt waits for the telemetry of the last one; what is left goes with its own."""
+
+REASON_CHARACTERS = 2_000
+AWAY_S = 5.0
+
+
+class RunPage:
+    """Keeps the run's record in the server as the run is, or nothing at all where no server is set.
+
+    Nothing of it holds up the run or makes it fail: what cannot be said now is said later, the newest word
+    alone, by a thread that calls `tick`; what cannot be said by `close` is named in the log.
+    """
+
+    def __init__(self, api: RunsApi | None, *, flow_run_id: str, say: Callable[[str], None]) -> None:
+        self._api, self._say = api, say
+        self._said: dict[str, Any] = {"flow_run_id": flow_run_id}
+        self._log: _Pushed | None = None
+        self._left: list[_Pushed] = []
+        self._number = 0
+        self._undelivered: Callable[[], TailThread] | None = None
+        self._away_until, self._trouble = 0.0, ""
+        self._lock = threading.RLock()
+        self._ticking = threading.Lock()
+
+    @classmethod
+    def of(
+        cls, record: Record, *, flow_run_id: str, environment: Mapping[str, str], say: Callable[[str], None]
+    ) -> Self:
+        """Return the page of a run in the server that `environment` names; one that says nothing without."""
+        try:
+            api = RunsApi(metrics_settings(environment), record)
+        except Rejected as error:
+            logger.info("the run has no page in Metrics: %s", error)
+            api = None
+        return cls(api, flow_run_id=flow_run_id, say=say)
+
+    @contextlib.contextmanager
+    def follow(
+        self,
+        number: int,
+        *,
+        log: Path,
+        telemetry: Path,
+        new_masker: Callable[[], Masker | None],
+        say: Callable[[str], None],
+    ) -> Iterator[None]:
+        """Follow attempt `number` while it runs: its log, and the telemetry that it writes."""
+        with self._lock:
+            self._number = number
+            self._put(state="running", attempt=number, reason=None)
+            if self._log is not None:
+                self._left.append(self._log)
+            self._log = _Pushed(number, log)
+        api = self._api
+        if api is None:
+            yield
+            return
+
+        def new_tail() -> TailThread:
+            destination = TelemetryDestination(api, number)
+            return TailThread(Tail(telemetry, destination, new_masker=new_masker, say=say))
+
+        tail = new_tail()
+        tail.start()
+        self._undelivered = None
+        try:
+            yield
+        finally:
+            if not tail.finish(timeout_s=BETWEEN_ATTEMPTS_S):
+                self._undelivered = new_tail
+
+    def retrying(self, reason: str) -> None:
+        """Say that the last attempt is over, and the run is not."""
+        self._put(state="retrying", reason=_short(reason))
+
+    def stands(self, waiting: str | None) -> None:
+        """Say that the run waits, and for what; unset: that it goes on."""
+        if waiting is None:
+            self._put(state="running", reason=None)
+        else:
+            self._put(state="waiting", reason=_short(waiting))
+
+    def stopped(self, *, cancelled: bool) -> None:
+        """Say that this process ends before the run does: it was cancelled, or another will go on."""
+        state = "cancelled" if cancelled else "retrying"
+        self._put(state=state, reason="cancelled by the user" if cancelled else "stopped by a signal")
+
+    def ended(self, decision: Decision, ledger: Ledger, store: Store) -> None:
+        """Say the run's last word."""
+        if self._api is not None:
+            self._put(**last_word(decision.action, decision.reason, ledger, store, say=self._say))
+
+    def tick(self) -> None:
+        """Say what is new. Waits for the server, and is called by a thread that may."""
+        if self._api is None or time.monotonic() < self._away_until:
+            return
+        with self._ticking:
+            self._try()
+
+    def close(self, *, timeout_s: float) -> None:
+        """Say what is left within `timeout_s`, and name what could not be said."""
+        if self._api is None:
+            return
+        deadline = time.monotonic() + timeout_s
+        delivered = True
+        if self._undelivered is not None:
+            tail = self._undelivered()
+            tail.start()
+            delivered = tail.finish(timeout_s=timeout_s)
+        while self._is_behind() and time.monotonic() < deadline:
+            with self._ticking:
+                self._try()
+            if self._trouble:
+                time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
+        if not delivered:
+            self._say("telemetry: not all of it has reached Metrics; the file lies at the run's location")
+        if self._is_behind():
+            self._say(f"Metrics was not told everything of this run: {self._trouble or 'no time was left'}")
+
+    def _put(self, **said: Any) -> None:
+        with self._lock:
+            if self._number:
+                said.setdefault("attempt", self._number)
+            self._said.update(said)
+
+    def _is_behind(self) -> bool:
+        with self._lock:
+            logs = [*self._left, *([self._log] if self._log is not None else [])]
+        return self._api is not None and (bool(self._said) or any(log.is_behind() for log in logs))
+
+    def _try(self) -> None:
+        assert self._api is not None
+        try:
+            self._tell(self._api)
+            self._push(self._api)
+        except Trouble as trouble:
+            if not self._trouble:
+                logger.warning("Metrics: %s; what is left is said later", trouble)
+            self._trouble, self._away_until = str(trouble), time.monotonic() + AWAY_S
+        except Refused as refused:
+            self._say(f"this run's log and telemetry are not kept in Metrics: {refused}")
+            self._api = None
+        else:
+            self._trouble = ""
+
+    def _tell(self, api: RunsApi) -> None:
+        with self._lock:
+            said = dict(self._said)
+        if not said:
+            return
+        api.tell(said)
+        with self._lock:
+            for name, value in said.items():
+                if self._said.get(name) == value:
+                    del self._said[name]
+
+    def _push(self, api: RunsApi) -> None:
+        while self._left:
+            self._left[0].push(api)
+            with self._lock:
+                self._left.pop(0)
+        if (log := self._log) is not None:
+            log.push(api)
+
+
+class _Pushed:
+    """One attempt's log, and how much of it the server has."""
+
+    def __init__(self, number: int, path: Path) -> None:
+        self._number, self._path, self._sent = number, path, 0
+
+    def is_behind(self) -> bool:
+        return self._path.exists() and self._path.stat().st_size > self._sent
+
+    def push(self, api: RunsApi) -> None:
+        while self.is_behind():
+            with self._path.open("rb") as file:
+                file.seek(self._sent)
+                block = file.read(MAX_TEXT_BYTES)
+            # A letter that the block cuts through waits for the next one, the last ones for nobody.
+            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+            text = decoder.decode(block, final=len(block) < 4)
+            if not text:
+                return
+            before = self._sent
+            self._sent = api.append_log(self._number, self._sent, text)
+            if self._sent == before:
+                return
+
+
+def last_word(
+    action: Action | None, reason: str, ledger: Ledger, store: Store, *, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return what the record says of a run that is over."""
+    last = ledger.attempts[-1] if ledger.attempts else None
+    return {
+        "state": "done" if action is Action.COMPLETE else "failed",
+        "reason": _short(reason),
+        "exit_code": None if last is None else exit_code(last),
+        "result": _result(store, say),
+    }
+
+
+def exit_code(entry: Entry) -> int | None:
+    """Return an attempt's exit code as a shell gives it: 128 and the signal that killed it."""
+    if entry.code is None:
+        return None
+    return entry.code if entry.code >= 0 else 128 - entry.code
+
+
+def report_end(record: Record, said: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Say the last word on a run whose flow process could not; where that fails, the log has it."""
+    try:
+        with contextlib.closing(RunsApi(metrics_settings(environment), record)) as api:
+            api.tell(said)
+    except (Rejected, Trouble, Refused) as error:
+        logger.info("%s: its page in Metrics was not told: %s", record.slug, error)
+
+
+def _result(store: Store, say: Callable[[str], None]) -> str | None:
+    try:
+        data, _ = store.get(RESULT)
+    except (Missing, RunError):
+        return None
+    if len(data) > MAX_RESULT_BYTES:
+        say(f"{RESULT} has {len(data):,} bytes and is not kept: write at most {MAX_RESULT_BYTES:,}")
+        return None
+    return data.decode(errors="replace")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= REASON_CHARACTERS else text[: REASON_CHARACTERS - 4] + " ..."

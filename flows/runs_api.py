@@ -1,0 +1,191 @@
+"""A run's record in a Metrics server, as the flow process that looks after the run writes it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from infra.client.api import Client, part
+from infra.client.errors import Refused as SaidNo
+from runtime.errors import Rejected, Unavailable
+from runtime.telemetry.cursor import Cursor
+from runtime.telemetry.destination import Moved, Refused, Stored, Trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from runtime.events.syvain.settings import MetricsSettings
+    from runtime.telemetry.destination import Batch
+
+__all__ = ["MAX_RESULT_BYTES", "MAX_TEXT_BYTES", "Record", "RunsApi", "TelemetryDestination"]
+
+MAX_RESULT_BYTES = 262_144
+"""What the server keeps of a `result.json`."""
+
+MAX_TEXT_BYTES = 256 << 10
+"""What is appended to a log at once: the server takes 1 MiB."""
+
+REQUEST_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a run is made with in the server, should it have no record of it. `folder` is a path or an id."""
+
+    slug: str
+    kind: Literal["command", "train"]
+    folder: str | None = None
+    command: Sequence[str] | None = None
+    tree: str | None = None
+    telemetry: str | None = None
+    checks: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RunsApi:
+    """One run's record. Any thread may use it.
+
+    Every method raises `Trouble` when the server cannot be reached or cannot answer now, and `Refused` when
+    it will not take it, however often it is sent.
+    """
+
+    def __init__(self, settings: MetricsSettings, record: Record) -> None:
+        self._client = Client(settings, timeout_s=REQUEST_S)
+        self._record = record
+        self._path: str | None = None
+        self._newest = 0
+        self._ahead = 0
+        self._lock = threading.Lock()
+
+    def tell(self, said: Mapping[str, Any]) -> None:
+        """Change what the record says; `attempt` in it is by our count."""
+        with self._lock:
+            path = self._found()
+            body = dict(said)
+            if (number := said.get("attempt")) is not None:
+                body["attempt"] = self._counted(number)
+            self._asked(lambda: self._client.patch(path, body))
+
+    def cursor(self) -> Stored:
+        """Return how far the run's telemetry is stored."""
+        with self._lock:
+            path = self._found()
+        found = self._asked(lambda: self._client.get(f"{path}/telemetry/cursor"))
+        try:
+            place = Cursor.from_json(found["cursor"])
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        return Stored(
+            last_seq=found["last_seq"],
+            points=found["points"],
+            keys=found["keys"],
+            dropped=found["dropped"],
+            cursor=place,
+        )
+
+    def append(self, number: int, batch: Batch) -> None:
+        """Store points of attempt `number`.
+
+        Raises:
+            Moved: they do not follow what is stored.
+        """
+        with self._lock:
+            path, attempt = self._found(), self._counted(number)
+        body = {
+            "attempt": attempt,
+            "after_seq": batch.after_seq,
+            "points": batch.points,
+            "dropped": dict(batch.dropped),
+            "cursor": batch.cursor.to_json(),
+        }
+        self._asked(lambda: self._client.post(f"{path}/telemetry", body))
+
+    def append_log(self, number: int, offset: int, text: str) -> int:
+        """Append to the log of attempt `number` what comes after `offset` bytes; return how many are stored.
+
+        Where that is another place, nothing is stored: go on from what is returned.
+        """
+        with self._lock:
+            path, attempt = self._found(), self._counted(number)
+        body = {"attempt": attempt, "offset": offset, "text": text}
+        try:
+            return int(self._asked(lambda: self._client.post(f"{path}/log", body))["offset"])
+        except _Elsewhere as error:
+            return error.offset
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.__exit__(None, None, None)
+
+    def _found(self) -> str:
+        """Return the path of the run's record, made if there is none."""
+        if self._path is None:
+            slug = self._record.slug
+            known = self._asked(lambda: self._client.get("runs", name=slug, limit=1))["runs"]
+            run = known[0] if known else self._asked(lambda: self._client.post("runs", self._new()))
+            self._newest = int(run["attempt"])
+            self._path = f"runs/{part(run['id'])}"
+        return self._path
+
+    def _new(self) -> dict[str, Any]:
+        record = self._record
+        return {
+            "slug": record.slug,
+            "kind": record.kind,
+            "folder": record.folder,
+            "command": None if record.command is None else list(record.command),
+            "tree": record.tree,
+            "telemetry": record.telemetry,
+            "checks": record.checks,
+            "meta": dict(record.meta),
+        }
+
+    def _counted(self, number: int) -> int:
+        """Return what the server calls our attempt `number`.
+
+        A run whose location was emptied begins to count anew, and the server would take it for an old one.
+        """
+        if self._ahead == 0 and number < self._newest:
+            self._ahead = self._newest + 1 - number
+        return number + self._ahead
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except Unavailable as error:
+            raise Trouble(str(error)) from error
+        except SaidNo as error:
+            if error.code == "offset_moved":
+                raise _Elsewhere(int((error.stored or {})["offset"])) from error
+            if error.code == "seq_moved":
+                raise Moved(str(error)) from error
+            raise Refused(str(error)) from error
+        except Rejected as error:
+            raise Refused(str(error)) from error
+
+
+class TelemetryDestination:
+    """Keeps the points of one attempt in the server: what the tail of its telemetry file delivers to."""
+
+    def __init__(self, api: RunsApi, number: int) -> None:
+        self._api, self._number = api, number
+
+    def cursor(self) -> Stored:
+        """Return what is stored."""
+        return self._api.cursor()
+
+    def send(self, batch: Batch) -> None:
+        """Store `batch`. Raises `Moved`, `Trouble` or `Refused`."""
+        self._api.append(self._number, batch)
+
+    def close(self) -> None:
+        """Leave the connection to the run's record."""
+
+
+class _Elsewhere(Exception):
+    """A log ends elsewhere than was thought: after `offset` bytes."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset

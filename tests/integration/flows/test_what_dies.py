@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from flows.processes import host_name
 from flows.scheduling import cancel
 from flows.server import connect
-from flows.train import shown_as_task
+from flows.care import shown_as_task
 from runtime.errors import Superseded
 from tests.support.flow_scenarios import STEPS, Outcome, Scenarios, in_thread
 from tests.support.prefect_stack import PrefectStack, prefect_stack

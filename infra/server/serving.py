@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 import uvicorn
@@ -24,7 +24,11 @@ from infra.server.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
+    from fastapi import FastAPI
+
+    from infra.server.api.news import News
     from infra.server.datadir import Place
 
 __all__ = ["configure_logging", "open_store", "serve"]
@@ -95,7 +99,16 @@ def _introduce(place: Place, store: Store, url: str, *, credentials: bool) -> No
 
 
 class _Server(uvicorn.Server):
-    """Ends with status 0 on a signal: uvicorn's own would raise the signal again once it has stopped."""
+    """Ends with status 0 on a signal: uvicorn's own would raise the signal again once it has stopped.
+
+    Requests that wait for news are then answered with what there is.
+    """
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end."""
+        super().handle_exit(sig, frame)
+        news: News = cast("FastAPI", self.config.app).state.news
+        news.close()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ __all__ = [
     "files_of",
     "find",
     "listed",
-    "next_attempt",
+    "of_experiment",
 ]
 
 State = Literal["scheduled", "waiting", "running", "retrying", "done", "failed", "cancelled"]
@@ -109,6 +109,12 @@ def find(connection: Connection, organisation_id: int, ref: str) -> AnyRow:
     return row
 
 
+def of_experiment(connection: Connection, organisation_id: int, experiment_id: int) -> AnyRow | None:
+    """Return an experiment's run as `find` does, by what we call the experiment; None when it has none."""
+    mine = _found(organisation_id).where(runs.c.experiment_id == experiment_id)
+    return connection.execute(mine).first()
+
+
 def listed(
     connection: Connection,
     organisation_id: int,
@@ -182,16 +188,6 @@ def fence(connection: Connection, row: AnyRow, attempt: int, *, now_ms: int) -> 
     if attempt > row.attempt:
         _set(connection, row.id, attempt=attempt)
         telemetry.mark_attempt(connection, row.id, attempt, now_ms=now_ms)
-
-
-def next_attempt(connection: Connection, row: AnyRow, *, now_ms: int) -> int:
-    """Begin an attempt and return its number: nobody else is given the same."""
-    if row.attempt >= MAX_ATTEMPT:
-        raise Refused("limit_exceeded", f"a run has at most {MAX_ATTEMPT:,} attempts: start another run")
-    attempt = int(row.attempt) + 1
-    fence(connection, row, attempt, now_ms=now_ms)
-    experiment_rows.changed(connection, row.experiment_id, now_ms=now_ms)
-    return attempt
 
 
 def _found(organisation_id: int) -> Select[*tuple[Any, ...]]:

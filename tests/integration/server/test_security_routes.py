@@ -46,6 +46,11 @@ BODIES = {
     "POST /api/v1/experiments/{experiment_id}/ingestion-keys": {"name": "k"},
     "POST /api/v1/experiments/{experiment_id}/ingest": {"data": []},
     "POST /api/v1/experiments/{experiment_id}/annotations": {"annotation": "a"},
+    "POST /api/v1/runs/check": {"telemetry": '[[panel]]\ny = "loss"\n'},
+    "POST /api/v1/runs": {"slug": "a run"},
+    "PATCH /api/v1/runs/{run_id}": {"reason": "r"},
+    "POST /api/v1/runs/{run_id}/telemetry": {"attempt": 1, "after_seq": 0, "points": []},
+    "POST /api/v1/runs/{run_id}/log": {"attempt": 1, "offset": 0, "text": ""},
     "POST /api/v1/query/metric-catalog": {"experimentIds": ["{experiment_id}"]},
     "POST /api/v1/query/series": {
         "series": [{"experimentId": "{experiment_id}"}],
@@ -62,12 +67,21 @@ BODIES = {
 }
 """A body that each route takes, so that only who asks can be what is refused."""
 
+QUERIES = {
+    "GET /api/experiments/{experiment_id}/chart": {"metric": "loss"},
+    "GET /api/v1/runs/{run_id}/log/cursor": {"attempt": 1},
+}
+"""The query that a route cannot do without."""
+
 CARRIED = [
     ("POST", "/api/v1/folders", {"name": "new", "parent_id": "{folder_id}"}),
     ("PATCH", "/api/v1/folders/{own_folder}", {"parent_id": "{folder_id}"}),
     ("POST", "/api/v1/experiments", {"slug": "new", "folder_id": "{folder_id}"}),
     ("PATCH", "/api/v1/experiments/{own_experiment}", {"folder_id": "{folder_id}"}),
     ("GET", "/api/v1/experiments?folder={folder_id}", None),
+    ("POST", "/api/v1/runs", {"slug": "new", "folder": "{folder_id}"}),
+    ("GET", "/api/v1/runs?before={run_id}", None),
+    ("GET", "/api/v1/runs/ours run", None),
     ("DELETE", "/api/v1/experiments/{own_experiment}/ingestion-keys/{key_id}", None),
 ]
 """Requests within one's own organisation that name something by an id that may be another one's."""
@@ -133,7 +147,7 @@ class World:
         method, _, path = name.partition(" ")
         if method in {"POST", "PUT", "PATCH"}:
             assert name in BODIES, f"say in BODIES what {name} takes"
-        query = {"metric": "loss"} if path.endswith("/chart") else None
+        query = QUERIES.get(name)
         body = self.fill(BODIES.get(name), ids)
         return self.request(method, self.fill(path, ids), headers, cookie, json=body, params=query)
 
@@ -212,6 +226,8 @@ def _fill(world):
         ids["view_id"] = made["view"]["id"]
         opened = event(world, key, "experiment.open", {"slug": f"{name} run"})["data"]
         ids["experiment_id"] = opened["experimentId"]
+        made = world.request("POST", "/api/v1/runs", key, json={"slug": f"{name} run"}).json()["data"]
+        ids["run_id"] = made["id"]
         if name == "ours":
             world.token = opened["experimentToken"]
             another = event(world, key, "experiment.open", {"slug": "ours, another run"})["data"]

@@ -8,6 +8,7 @@ from infra.server.api.v1 import (
     ingestion_keys,
     queries,
     run_logs,
+    run_panels,
     run_telemetry,
     runs,
 )
@@ -25,6 +26,7 @@ ROUTERS = tuple(
         queries,
         runs,
         run_telemetry,
+        run_panels,
         run_logs,
     )
 )

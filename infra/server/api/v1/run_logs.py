@@ -11,7 +11,7 @@ from msgspec import Meta
 from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.api.described import Operation, describe
 from infra.server.api.news import news_of
-from infra.server.api.v1.requests import answer, body_of, encoded, query_of
+from infra.server.api.v1.requests import answer, body_of, encoded, look, query_of
 from infra.server.api.v1.run_telemetry import Seq, WaitS, packed_or_not
 from infra.server.api.v1.runs import CODES, Attempt, run_of
 from infra.server.refusals import Refused
@@ -45,6 +45,12 @@ class Offset(msgspec.Struct):
     """How many bytes of the attempt's log were sent by now."""
 
     offset: int
+
+
+class LogOf(msgspec.Struct):
+    """Whose log is meant."""
+
+    attempt: Attempt
 
 
 class LogAfter(msgspec.Struct):
@@ -99,6 +105,20 @@ async def append_log(request: Request, run_id: str) -> Response:
     stored = await store.write(work)
     news_of(request).tell(told[0])
     return answer(encoded(stored))
+
+
+@router.get("/cursor")
+@needs("read")
+@describe(Operation(data=Offset, query=LogOf, codes=CODES))
+async def show_log_cursor(request: Request, run_id: str) -> Response:
+    """Show how many bytes of an attempt's log were sent: where to go on."""
+    wanted = query_of(request, LogOf)
+
+    def read(connection: Connection) -> Offset:
+        log = run_logs.find(connection, run_of(request, connection, run_id).id, wanted.attempt)
+        return Offset(0 if log is None else log.sent)
+
+    return await look(request, read)
 
 
 @router.get("")

@@ -212,12 +212,12 @@ async def read_points(request: Request, run_id: str) -> Response:
 
 
 def packed_or_not(request: Request, parts: Iterator[Part], *, media_type: str) -> Response:
-    """Return an answer of parts: as they are stored, to whoever takes gzip."""
+    """Return an answer of parts: to whoever takes gzip, as they are stored."""
     packed = "gzip" in request.headers.get("accept-encoding", "")
     response = Streamed(request, _bytes(parts, packed=packed), media_type=media_type)
     response.headers["vary"] = "accept-encoding"
-    # Said in any case: nothing is to be packed on the way out once more.
-    response.headers["content-encoding"] = "gzip" if packed else "identity"
+    if packed:
+        response.headers["content-encoding"] = "gzip"
     return response
 
 

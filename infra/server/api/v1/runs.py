@@ -170,12 +170,6 @@ class Files(msgspec.Struct):
     files: list[File] | None
 
 
-class NewAttempt(msgspec.Struct):
-    """An attempt that begins."""
-
-    attempt: int
-
-
 @router.post("/runs/check")
 @needs("write")
 @describe(
@@ -325,23 +319,6 @@ async def change_run(request: Request, run_id: str) -> Response:
     for run in told:
         news_of(request).tell(run)
     return response
-
-
-@router.post("/runs/{run_id}/attempts")
-@needs("write")
-@describe(Operation(repeatable=True, data=NewAttempt, codes=(*CODES, "limit_exceeded")))
-async def begin_attempt(request: Request, run_id: str) -> Response:
-    """Begin the next attempt of a run.
-
-    Its number is given to nobody else, and what older attempts say is refused from now on.
-    """
-    store = store_of(request)
-
-    def work(connection: Connection) -> NewAttempt:
-        row = run_of(request, connection, run_id)
-        return NewAttempt(rows.next_attempt(connection, row, now_ms=store.clock_ms()))
-
-    return await change(request, work)
 
 
 def run_of(request: Request, connection: Connection, run_id: str) -> AnyRow:

@@ -27,6 +27,7 @@ from flows.keeper import Keeper, now_ms
 from flows.ledger import Ledger, Owner
 from flows.processes import host_name, this_process
 from flows.pulse import Upkeep
+from flows.records import record_of
 from flows.report import Report
 from flows.run_page import RunPage
 from flows.server import AWAITING_RETRY, WAITING, FlowRun, Server, connect, since_asked
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from flows.assignment import RunParameters
     from flows.keeper import Trainer
     from flows.processes import ProcessId
-    from flows.run_page import Record
     from flows.standing import Standing
     from runtime.checkpoints.store import Store
 
@@ -66,10 +66,6 @@ class Surroundings:
 
 class Kind(Protocol):
     """What is looked after, as far as it differs. It exists so that two flows keep runs alive by one code."""
-
-    def record(self, parameters: Any) -> Record:
-        """Return what Metrics is told of such a run when it has no record of it yet."""
-        ...
 
     def standing(self, parameters: Any, store: Store) -> Standing:
         """Return what says how far the run at this location is."""
@@ -198,7 +194,7 @@ class _Care:
         )
         self._upkeep = Upkeep(store, owner.token, progress=self._report.steps)
         self._page = RunPage.of(
-            kind.record(parameters), flow_run_id=run.id, environment=os.environ, say=self._report.remark
+            record_of(parameters), flow_run_id=run.id, environment=os.environ, say=self._report.remark
         )
         self._surroundings = Surroundings(
             folder=folder,

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from flows.announcing import Announcer
 from flows.endings import Action
 from flows.runs_api import MAX_RESULT_BYTES, MAX_TEXT_BYTES, Record, RunsApi, TelemetryDestination
 from runtime.checkpoints.store import Missing
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from flows.endings import Decision
     from flows.ledger import Entry, Ledger
     from runtime.checkpoints.store import Store
-    from runtime.telemetry.masking import Masker
 
-__all__ = ["RESULT", "Record", "RunPage", "last_word", "report_end"]
+__all__ = ["RESULT", "RunPage", "last_word", "report_end"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,15 @@ class RunPage:
     alone, by a thread that calls `tick`; what cannot be said by `close` is named in the log.
     """
 
-    def __init__(self, api: RunsApi | None, *, flow_run_id: str, say: Callable[[str], None]) -> None:
-        self._api, self._say = api, say
+    def __init__(
+        self,
+        api: RunsApi | None,
+        *,
+        flow_run_id: str,
+        say: Callable[[str], None],
+        announcer: Announcer | None = None,
+    ) -> None:
+        self._api, self._say, self._announcer = api, say, announcer
         self._said: dict[str, Any] = {"flow_run_id": flow_run_id}
         self._log: _Pushed | None = None
         self._left: list[_Pushed] = []
@@ -64,11 +71,12 @@ class RunPage:
     ) -> Self:
         """Return the page of a run in the server that `environment` names; one that says nothing without."""
         try:
-            api = RunsApi(metrics_settings(environment), record)
+            settings = metrics_settings(environment)
         except Rejected as error:
             logger.info("the run has no page in Metrics: %s", error)
-            api = None
-        return cls(api, flow_run_id=flow_run_id, say=say)
+            return cls(None, flow_run_id=flow_run_id, say=say)
+        announcer = Announcer(settings, record) if record.announced else None
+        return cls(RunsApi(settings, record), flow_run_id=flow_run_id, say=say, announcer=announcer)
 
     @contextlib.contextmanager
     def follow(
@@ -77,10 +85,12 @@ class RunPage:
         *,
         log: Path,
         telemetry: Path,
-        new_masker: Callable[[], Masker | None],
+        secrets: Mapping[str, str],
         say: Callable[[str], None],
     ) -> Iterator[None]:
         """Follow attempt `number` while it runs: its log, and the telemetry that it writes."""
+        if self._announcer is not None:
+            self._announcer.begin()
         with self._lock:
             self._number = number
             self._put(state="running", attempt=number, reason=None)
@@ -94,7 +104,7 @@ class RunPage:
 
         def new_tail() -> TailThread:
             destination = TelemetryDestination(api, number)
-            return TailThread(Tail(telemetry, destination, new_masker=new_masker, say=say))
+            return TailThread(Tail(telemetry, destination, secrets=secrets, say=say))
 
         tail = new_tail()
         tail.start()
@@ -123,8 +133,10 @@ class RunPage:
 
     def ended(self, decision: Decision, ledger: Ledger, store: Store) -> None:
         """Say the run's last word."""
+        if self._announcer is not None:
+            self._announcer.end(None if decision.action is Action.COMPLETE else decision.reason)
         if self._api is not None:
-            self._put(**last_word(decision.action, decision.reason, ledger, store, say=self._say))
+            self._put(**last_word(decision, ledger, store, say=self._say))
 
     def tick(self) -> None:
         """Say what is new. Waits for the server, and is called by a thread that may."""
@@ -138,11 +150,12 @@ class RunPage:
         if self._api is None:
             return
         deadline = time.monotonic() + timeout_s
+        unsent = self._announcer.close(timeout_s=timeout_s) if self._announcer is not None else 0
         delivered = True
         if self._undelivered is not None:
             tail = self._undelivered()
             tail.start()
-            delivered = tail.finish(timeout_s=timeout_s)
+            delivered = tail.finish(timeout_s=max(1.0, deadline - time.monotonic()))
         while self._is_behind() and time.monotonic() < deadline:
             with self._ticking:
                 self._try()
@@ -150,7 +163,7 @@ class RunPage:
                 time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
         if not delivered:
             self._say("telemetry: not all of it has reached Metrics; the file lies at the run's location")
-        if self._is_behind():
+        if self._is_behind() or unsent:
             self._say(f"Metrics was not told everything of this run: {self._trouble or 'no time was left'}")
 
     def _put(self, **said: Any) -> None:
@@ -225,13 +238,13 @@ class _Pushed:
 
 
 def last_word(
-    action: Action | None, reason: str, ledger: Ledger, store: Store, *, say: Callable[[str], None]
+    decision: Decision, ledger: Ledger, store: Store, *, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return what the record says of a run that is over."""
     last = ledger.attempts[-1] if ledger.attempts else None
     return {
-        "state": "done" if action is Action.COMPLETE else "failed",
-        "reason": _short(reason),
+        "state": "done" if decision.action is Action.COMPLETE else "failed",
+        "reason": _short(decision.reason),
         "exit_code": None if last is None else exit_code(last),
         "result": _result(store, say),
     }

@@ -31,7 +31,10 @@ REQUEST_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a run is made with in the server, should it have no record of it. `folder` is a path or an id."""
+    """What a run is made with in the server, should it have no record of it. `folder` is a path or an id.
+
+    `announced`: its experiment is opened, started and ended by the flow, as nobody else does.
+    """
 
     slug: str
     kind: Literal["command", "train"]
@@ -41,6 +44,7 @@ class Record:
     telemetry: str | None = None
     checks: str | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    announced: bool = False
 
 
 class RunsApi:

@@ -25,6 +25,7 @@ __all__ = [
     "FLOW",
     "FLOWS",
     "WAITING",
+    "Block",
     "FlowRun",
     "LogLine",
     "Server",
@@ -92,6 +93,14 @@ class FlowRun:
         """The JSON of its `TrainParameters` or `ShipParameters`."""
         values = self.parameters.get("parameters", {})
         return values if isinstance(values, dict) else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of Prefect: a named bundle of settings. `data` may hold secrets, and is not shown."""
+
+    name: str | None
+    data: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +311,23 @@ class Server:
                 "limit": PAGE,
             }
             page = self._ask("POST", "/logs/filter", body, list[LogLine])
+            found += page
+            if not page:
+                break
+        return found
+
+    def blocks(self, *, like: str, type_slug: str) -> list[Block]:
+        """Return the blocks of a type whose name holds `like`, with the secrets in them."""
+        found: list[Block] = []
+        while len(found) % PAGE == 0:
+            body = {
+                "block_documents": {"name": {"like_": like}},
+                "block_types": {"slug": {"any_": [type_slug]}},
+                "include_secrets": True,
+                "offset": len(found),
+                "limit": PAGE,
+            }
+            page = self._ask("POST", "/block_documents/filter", body, list[Block])
             found += page
             if not page:
                 break

@@ -10,7 +10,6 @@ from prefect.client.schemas.objects import State  # noqa: TC002 - Prefect reads 
 
 from flows.care import keep_run
 from flows.parameters import TrainParameters  # noqa: TC001 - Prefect reads the annotations
-from flows.run_page import Record
 from flows.standing import Recorded
 from flows.trainer import CommandOf, SexpgpuTrainer, sexpgpu_command
 
@@ -33,11 +32,6 @@ class Experiments:
     """What is special about runs of experiment files; `command` makes an attempt's command line."""
 
     command: CommandOf = sexpgpu_command
-
-    def record(self, parameters: TrainParameters) -> Record:
-        """See `Kind.record`."""
-        assert parameters.slug is not None
-        return Record(slug=parameters.slug, kind="train", folder=parameters.folder)
 
     def standing(self, _parameters: TrainParameters, store: Store) -> Standing:
         """See `Kind.standing`."""

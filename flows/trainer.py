@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from flows.pulse import Upkeep
     from flows.report import Report
     from flows.run_page import RunPage
-    from runtime.telemetry.masking import Masker
 
 __all__ = [
     "TELEMETRY",
@@ -61,7 +60,7 @@ class CommandOf(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class HostTrainer(ABC):
     """Runs attempts on this host, on leased GPUs. `folder` keeps the run's files and logs here.
 
@@ -113,9 +112,9 @@ class HostTrainer(ABC):
     def ended(self, number: int, code: int, *, out_of_memory: bool) -> Ended:
         """Say how the attempt ended whose wait status is `code`."""
 
-    def new_masker(self) -> Masker | None:
-        """Return what masks secrets in the run's telemetry; unset: there are none."""
-        return None
+    def masked(self) -> Mapping[str, str]:
+        """Return what must not be read in the run's telemetry, each value by a name for it."""
+        return {}
 
     def say(self, text: str) -> None:
         """Put a line into the run's log."""
@@ -151,13 +150,11 @@ class HostTrainer(ABC):
         if self.page is None:
             yield
             return
-        with self.page.follow(
-            number, log=log, telemetry=self.telemetry, new_masker=self.new_masker, say=self.say
-        ):
+        with self.page.follow(number, log=log, telemetry=self.telemetry, secrets=self.masked(), say=self.say):
             yield
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SexpgpuTrainer(HostTrainer):
     """Runs attempts of an experiment file, as its parameters say."""
 

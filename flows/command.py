@@ -1,0 +1,169 @@
+"""One attempt of a shipped command on this host: its directory, its environment, what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.attempts import Plan
+from flows.background import Every
+from flows.endings import Ended, Ending, classify
+from flows.output import Output
+from flows.run_page import RESULT
+from flows.trainer import HostTrainer, killed_for
+from flows.unpacking import fetch_tree
+from runtime.errors import Rejected, RunError
+from runtime.events.syvain.settings import metrics_settings
+from runtime.telemetry.masking import Masker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from flows.gpus import Host, Lease
+    from flows.ship_parameters import ShipParameters
+    from runtime.checkpoints.store import Store
+
+__all__ = ["CHECKPOINTS", "CommandTrainer", "checkpoints_of", "is_sexpgpu_run"]
+
+CHECKPOINTS = "checkpoints"
+"""Where below its location a command keeps what it resumes from."""
+
+PUMP_S = 0.25
+OF_THE_WORKER = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+def is_sexpgpu_run(command: Sequence[str]) -> bool:
+    """Say whether a command is `sexpgpu run`, whose exit codes mean what ours do."""
+    words = list(command)
+    if len(words) > 2 and Path(words[0]).name.startswith("python") and words[1] == "-m":
+        words = words[2:]
+    return len(words) > 1 and Path(words[0]).name == "sexpgpu" and words[1] == "run"
+
+
+def checkpoints_of(location: str) -> str:
+    """Return the location at which a command of the run at `location` keeps its checkpoints."""
+    return f"{location.rstrip('/')}/{CHECKPOINTS}"
+
+
+@dataclass(slots=True, kw_only=True)
+class CommandTrainer(HostTrainer):
+    """Runs attempts of a command. `trees` holds what was shipped, `store` is the run's own location.
+
+    `secrets` are all of the organisation's: none of them may be read in what the command prints and writes.
+    """
+
+    parameters: ShipParameters
+    store: Store
+    trees: Store
+    secrets: Mapping[str, str]
+    _output: Output | None = None
+
+    @contextlib.contextmanager
+    def made_ready(self, number: int) -> Iterator[Path]:
+        """See `HostTrainer.made_ready`: the directory, in which earlier attempts' files are still there."""
+        del number
+        if missing := [name for name in self.parameters.secrets if name not in self.secrets]:
+            raise Rejected(f"there is no secret {missing[0]}: set it with `div secret set {missing[0]}`.")
+        Output.finish_left(self.folder, lambda: Masker(self.masked()))
+        self._result.unlink(missing_ok=True)
+        self.store.delete([RESULT])
+        directory = self.folder / f"tree-{self.parameters.tree[:16]}"
+        fetch_tree(self.trees, self.parameters.tree, directory)
+        yield directory
+
+    def num_gpus(self, host: Host) -> int:
+        """See `HostTrainer.num_gpus`."""
+        return min(1, len(host.gpus)) if self.parameters.gpus is None else self.parameters.gpus
+
+    @contextlib.contextmanager
+    def plan(self, number: int, log: Path, ready: Path, leased: Lease) -> Iterator[Plan]:
+        """See `HostTrainer.plan`: what it prints is masked on its way into the log."""
+        output = self._output = Output(self.folder, log, masker=Masker(self.masked()))
+        pump = Every(PUMP_S, output.pump, name="output")
+        pump.start()
+        try:
+            yield Plan(
+                command=self.parameters.command,
+                folder=ready,
+                log=output.path,
+                summary=None,
+                environment=self._environment(number, leased),
+                notice_s=self.parameters.notice_s,
+                inherited=leased.descriptors,
+            )
+        finally:
+            pump.stop(timeout_s=5.0)
+            output.finish()
+            self._keep_result()
+
+    def ended(self, number: int, code: int, *, out_of_memory: bool) -> Ended:
+        """See `HostTrainer.ended`: what a stranger's exit code says is only that it failed."""
+        del number
+        ending = classify(code)
+        if ending is not Ending.DONE and ending is not Ending.INTERRUPTED:
+            if not is_sexpgpu_run(self.parameters.command):
+                ending = Ending.FAILED
+            return Ended(ending=ending, code=code, error=self.report.last_line() or None)
+        return Ended(ending=ending, code=code, error=killed_for(code, out_of_memory=out_of_memory))
+
+    def masked(self) -> Mapping[str, str]:
+        """See `HostTrainer.masked`: the organisation's secrets, and the worker's own keys."""
+        ours = {name: value for name in OF_THE_WORKER if (value := self.environment.get(name))}
+        with contextlib.suppress(Rejected):
+            ours["the key of Metrics"] = metrics_settings(self.environment).api_key
+        return {**ours, **self.secrets}
+
+    def say(self, text: str) -> None:
+        """See `HostTrainer.say`."""
+        assert self._output is not None
+        self._output.say(text)
+
+    @property
+    def _result(self) -> Path:
+        return self.folder / RESULT
+
+    def _environment(self, number: int, leased: Lease) -> dict[str, str]:
+        parameters = self.parameters
+        assert parameters.slug is not None
+        assert parameters.location is not None
+        checkpoints = checkpoints_of(parameters.location)
+        if not checkpoints.startswith("s3://"):
+            Path(checkpoints).mkdir(parents=True, exist_ok=True)
+        basic = self.basic_environment(leased)
+        # The `python` of a command is the one that has Slugline, and with it `runtime.telemetry`.
+        path = os.pathsep.join([str(Path(sys.executable).parent), basic.get("PATH", os.defpath)])
+        return {
+            "PYTHONUNBUFFERED": "1",
+            **basic,
+            **self._metrics(),
+            **parameters.env,
+            **{name: self.secrets[name] for name in parameters.secrets},
+            "PATH": parameters.env.get("PATH", path),
+            "DIVERGENT_RESULT_PATH": str(self._result),
+            "DIVERGENT_RUN": parameters.slug,
+            "DIVERGENT_ATTEMPT": str(number),
+            "SLUGLINE_SLUG": parameters.slug,
+            "SLUGLINE_CHECKPOINTS": checkpoints,
+        }
+
+    def _metrics(self) -> dict[str, str]:
+        try:
+            settings = metrics_settings(self.environment)
+        except Rejected:
+            return {}
+        return {"O41_METRICS_HOST": settings.host, "O41_METRICS_API_KEY": settings.api_key}
+
+    def _keep_result(self) -> None:
+        """Store the run's result where it outlives this host."""
+        try:
+            data = self._result.read_bytes()
+        except OSError:
+            return
+        try:
+            self.store.put(RESULT, Masker(self.masked()).mask(data))
+        except RunError as error:
+            self.report.remark(f"the run's result is not at its location yet: {error}")

@@ -214,7 +214,7 @@ def number_text(value: Number) -> str:
     return repr(value)
 
 
-def dropped_lines(dropped: Mapping[str, int]) -> list[str]:
+def dropped_lines(dropped: Mapping[str, int] | Mapping[Reason, int]) -> list[str]:
     """Return a line for each reason in `dropped`, with its count, as `div telemetry` says it on stderr.
 
     A reason that this version does not know (its server is newer) is named as it is.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,11 +44,12 @@ class Columns:
     """A run's points, in their order. NaN where a point lacks the key.
 
     `kinds` says for each point which of `kind_keys` it has: the set of all its keys, whatever was asked for.
-    `attempts` numbers each point's attempt.
+    `attempts` says for each which of `numbers` its attempt has.
     """
 
     seqs: NDArray[np.int64]
     attempts: NDArray[np.int64]
+    numbers: Sequence[int]
     values: Mapping[str, Floats]
     kinds: NDArray[np.int64]
     kind_keys: Sequence[frozenset[str]]
@@ -84,7 +85,7 @@ def gather(
 ) -> Columns:
     """Return the columns of `keys` of a run's points, which come in parts from seq 1 on without a hole.
 
-    `attempts` are those known, in order, with the seq of each one's first point.
+    `attempts` are those known, in order, each with the last seq before it.
     """
     kinds = _Kinds()
     columns: dict[str, list[Floats]] = {key: [] for key in keys}
@@ -95,10 +96,11 @@ def gather(
             column.append(np.array([point.get(key, np.nan) for point in part], dtype=np.float64))
     joined = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
     seqs = np.arange(1, len(joined) + 1)
-    begins = np.array([first for _, first in attempts], dtype=np.int64)
+    befores = np.array([after_seq for _, after_seq in attempts], dtype=np.int64)
     return Columns(
         seqs,
-        np.searchsorted(begins, seqs, side="right"),
+        np.searchsorted(befores, seqs),
+        [0, *(number for number, _ in attempts)],
         {key: np.concatenate(column) if column else np.zeros(0) for key, column in columns.items()},
         joined,
         list(kinds.by_set),
@@ -106,13 +108,29 @@ def gather(
 
 
 def plot(columns: Columns, panel: Panel, *, width: int, window: Window | None = None) -> dict[str, Any]:
-    """Return the lines of a panel as columns: see `_line` for one of them."""
+    """Return the lines of a panel as columns (see `_line` for one), and where later attempts begin."""
     window = window or Window()
     lines = [_placed(columns, panel, key) for key in panel.y]
     drawn = [line.x[line.drawn & _within(line.x, window)] for line in lines]
     ends = [x[place] for x in drawn if len(x) for place in (0, -1)]
     span = (min(ends), max(ends)) if ends else (0.0, 0.0)
-    return {"lines": [_line(line, span, width, window) for line in lines]}
+    return {
+        "lines": [_line(line, span, width, window) for line in lines],
+        "attempts": list(_begins_of_attempts(columns, panel)),
+    }
+
+
+def _begins_of_attempts(columns: Columns, panel: Panel) -> Iterator[dict[str, Any]]:
+    """Yield the x of the first point of each attempt but the first that wrote any."""
+    x = _x(columns, panel)
+    placed = np.flatnonzero(~np.isnan(x))
+    attempts = columns.attempts[placed]
+    for at in np.flatnonzero(attempts[1:] != attempts[:-1]) + 1:
+        yield {"attempt": columns.numbers[attempts[at]], "x": x[placed[at]]}
+
+
+def _x(columns: Columns, panel: Panel) -> Floats:
+    return columns.seqs.astype(np.float64) if panel.x is None else columns.values[panel.x]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +152,7 @@ class _Placed:
 def _placed(columns: Columns, panel: Panel, key: str) -> _Placed:
     y = columns.values[key]
     there = ~np.isnan(y)
-    x = columns.seqs.astype(np.float64) if panel.x is None else columns.values[panel.x]
+    x = _x(columns, panel)
     has_x = ~np.isnan(x)
     kept = np.flatnonzero(has_x & (there | _holes(columns, key)))
     if panel.x is not None:

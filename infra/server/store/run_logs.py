@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from infra.server.store.streams import Reads
 
-__all__ = ["MAX_LOG_BYTES", "MAX_TEXT_BYTES", "Log", "append", "find", "newest", "next_after", "parts"]
+__all__ = [
+    "MAX_LOG_BYTES",
+    "MAX_TEXT_BYTES",
+    "Log",
+    "append",
+    "find",
+    "newest",
+    "next_after",
+    "of_run",
+    "parts",
+]
 
 MAX_LOG_BYTES = 64 * 2**20
 """Of all attempts of a run together."""
@@ -89,6 +99,12 @@ def next_after(connection: Connection, run_id: int, attempt: int) -> Log | None:
     """Return the log of the attempt that comes after one."""
     statement = f"{_LOGS} WHERE run_id = ? AND attempt > ? ORDER BY attempt LIMIT 1"
     return _one(connection, statement, run_id, attempt)
+
+
+def of_run(connection: Connection, run_id: int, *, limit: int = 100) -> list[Log]:
+    """Return the logs of a run's newest attempts that have one, in their order."""
+    rows = sql.run(connection, f"{_LOGS} WHERE run_id = ? ORDER BY attempt DESC LIMIT ?", (run_id, limit))
+    return [Log(*row) for row in rows][::-1]
 
 
 def parts(reads: Reads, log: Log, *, after: int) -> Iterator[Part]:

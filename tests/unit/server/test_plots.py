@@ -87,20 +87,29 @@ def test_a_key_in_every_tenth_line_is_one_line():
 
 def test_the_newest_attempts_value_stands_where_it_repeats_an_x():
     points = [{"step": at, "y": 0.0} for at in range(6)] + [{"step": at, "y": 1.0} for at in range(3, 5)]
-    (line,) = drawn(points, x="step", attempts=[(1, 1), (2, 7)])
+    (line,) = drawn(points, x="step", attempts=[(1, 0), (2, 6)])
     assert values(line) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 0)]
-    (both,) = drawn(points, x="step", attempts=[(1, 1)])
+    (both,) = drawn(points, x="step", attempts=[(1, 0)])
     assert len(both["x"]) == 8
 
 
 def test_a_nan_that_the_next_attempt_mended_is_no_gap():
     points = [{"step": 1, "y": 0.0}, {"step": 2}, {"step": 3, "y": 0.0}, {"step": 2, "y": 5.0}]
-    (line,) = drawn(points, x="step", attempts=[(1, 1), (2, 4)])
+    (line,) = drawn(points, x="step", attempts=[(1, 0), (2, 3)])
     assert (values(line), line["breaks"]) == ([(1, 0), (2, 5), (3, 0)], [])
 
 
+def test_where_a_later_attempt_begins_is_said():
+    points = [{"step": 1, "y": 0}, {"step": 2, "y": 0}, {"z": 1}, {"step": 2, "y": 0}, {"step": 3, "y": 0}]
+    columns = gather([points], {"y", "step"}, [(1, 0), (2, 2), (3, 2), (5, 4)])
+    for x, begins in (("step", [(3, 2), (5, 3)]), (None, [(3, 3), (5, 5)])):
+        panel = Panel(title="", x=x, y=("y",), scale="linear", min=None, max=None, rule=None, wide=False)
+        found = plot(columns, panel, width=9)["attempts"]
+        assert [(one["attempt"], one["x"]) for one in found] == begins
+
+
 def test_points_of_one_attempt_at_the_same_x_are_all_drawn():
-    (line,) = drawn([{"epoch": 1, "y": y} for y in (1.0, 99.0, 2.0)], x="epoch", attempts=[(1, 1)])
+    (line,) = drawn([{"epoch": 1, "y": y} for y in (1.0, 99.0, 2.0)], x="epoch", attempts=[(1, 0)])
     assert values(line) == [(1, 1), (1, 99), (1, 2)]
 
 

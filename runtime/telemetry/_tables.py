@@ -18,7 +18,9 @@ MAX_FILE_BYTES = 65_536
 
 _AT = re.compile(r" \(at (line \d+, column \d+|end of document)\)\Z")
 _MAX_SHOWN = 60
-_MAX_DOTS = 1_000  # of one line: tomllib takes a time that grows with the square of a dotted key's parts
+_MAX_ON_A_LINE = 1_000
+"""Dots: tomllib's time grows with the square of a dotted key's parts. Digits: Python refuses 4,301."""
+_DIGITS = re.compile(f"[0-9_]{{{_MAX_ON_A_LINE + 1}}}")
 
 
 class LayoutError(ValueError):
@@ -96,14 +98,12 @@ def top_table(name: str, text: str | bytes) -> Table:
     if num_bytes > MAX_FILE_BYTES:
         raise LayoutError(f"{name} has {num_bytes:,} bytes, which is more than {MAX_FILE_BYTES:,}")
     text = text.removeprefix("\ufeff")
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.count(".") > _MAX_DOTS:
-            raise LayoutError(f"{name} has more than {_MAX_DOTS:,} dots on line {number}; write fewer")
+    _check_lines(name, text)
     try:
         return Table(name, tomllib.loads(text))
     except RecursionError as error:
         raise LayoutError(f"{name} nests too deeply to be read; write plain tables and lists") from error
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise LayoutError(_syntax(name, text, str(error))) from error
 
 
@@ -141,6 +141,18 @@ def _decoded(name: str, data: bytes) -> str:
     except UnicodeDecodeError as error:
         line = _line_of(data[: error.start].decode(errors="replace"))
         raise LayoutError(f"{name} is not UTF-8 at line {line}; write TOML in UTF-8") from error
+
+
+def _check_lines(name: str, text: str) -> None:
+    for number, line in enumerate(text.split("\n"), start=1):
+        for what, is_too_long in (
+            ("dots", line.count(".") > _MAX_ON_A_LINE),
+            ("digits", _DIGITS.search(line)),
+        ):
+            if is_too_long:
+                raise LayoutError(
+                    f"{name} has more than {_MAX_ON_A_LINE:,} {what} on line {number}; write fewer"
+                )
 
 
 def _syntax(name: str, text: str, problem: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import mmap
 import os
@@ -97,6 +98,8 @@ def pack(tree: Tree, output: BinaryIO) -> None:
                 archive.addfile(member)
                 continue
             with _Read(tree.root, entry.path) as file:
+                if (file.kind, file.size_bytes) != (entry.kind, entry.size_bytes):
+                    raise Changed(entry.path)
                 archive.addfile(member, file)
                 if file.digest() != entry.content:
                     raise Changed(entry.path)
@@ -229,8 +232,7 @@ def _entry(root: Path, item: _Found) -> Entry:
     with _Read(root, item.path) as file:
         while file.read():
             pass
-        kind: Kind = "executable" if file.mode & stat.S_IXUSR else "file"
-        return Entry(path=item.path, kind=kind, size_bytes=file.size_bytes, content=file.digest())
+        return Entry(path=item.path, kind=file.kind, size_bytes=file.size_bytes, content=file.digest())
 
 
 def _link(root: Path, path: str) -> str:
@@ -261,15 +263,19 @@ class _Read:
         try:
             # Never a link that took its place; a pipe would be waited for.
             descriptor = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise Changed(path) from None
         except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # gone, or no file any more
+                raise Changed(path) from None
             raise Rejected(
                 f"{path} cannot be read ({error.strerror}): correct its mode, or leave it out in {DIVIGNORE}."
             ) from error
         self._file = os.fdopen(descriptor, "rb", buffering=0)
         self._before = os.fstat(descriptor)
-        self.mode, self.size_bytes = self._before.st_mode, self._before.st_size
+        if not stat.S_ISREG(self._before.st_mode):
+            self._file.close()
+            raise Changed(path)
+        self.kind: Kind = "executable" if self._before.st_mode & stat.S_IXUSR else "file"
+        self.size_bytes = self._before.st_size
         self._left = self.size_bytes
         self._hash = blake3()
 

@@ -33,7 +33,7 @@ class Patience:
     def reached(self) -> None:
         """The server answered."""
         self._waited_s = 0.0
-        self._pause_s = 0.5
+        self._pause_s = 0.25
 
     def wait(self, error: Unavailable) -> None:
         """Wait before the next try.

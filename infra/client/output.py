@@ -37,7 +37,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     from rich.text import Text
 
     looked_at = sys.stdout.isatty()
-    console = Console(file=sys.stdout, width=None if looked_at else _AS_WIDE_AS_NEEDED, highlight=False)
+    console = Console(
+        file=sys.stdout,
+        force_terminal=None if looked_at else False,  # whatever FORCE_COLOR says
+        width=None if looked_at else _AS_WIDE_AS_NEEDED,
+        highlight=False,
+    )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=not looked_at)

@@ -1,4 +1,4 @@
-"""`syvain-metrics` called as its users call it, within this process or as one of its own."""
+"""`syvain-metrics` and `div` called as their users call them, within this process or as one of its own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from infra.metrics.main import main
+import flows.div.main
+import infra.metrics.main
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["Command", "Said"]
 
+_MAIN = {"syvain-metrics": infra.metrics.main.main, "div": flows.div.main.main}
 _VARIABLES = [f"{prefix}_METRICS_{name}" for prefix in ("O41", "SYVAIN") for name in ("API_KEY", "HOST")]
 
 
@@ -52,8 +54,14 @@ class Command:
     """Calls the command with a key for one server, in an environment of its own."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path, **env: str
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        home: Path,
+        program: str = "syvain-metrics",
+        **env: str,
     ) -> None:
+        self._program = program
         self._monkeypatch = monkeypatch
         self._capsys = capsys
         self.env = {"HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), **env}
@@ -68,7 +76,7 @@ class Command:
             patch.setattr(sys, "stdin", io.StringIO(stdin))
             self._capsys.readouterr()
             with pytest.raises(SystemExit) as end:
-                main([str(argument) for argument in arguments])
+                _MAIN[self._program]([str(argument) for argument in arguments])
         out, err = self._capsys.readouterr()
         return Said(int(end.value.code or 0), out, err)
 
@@ -86,7 +94,7 @@ class Command:
 
     def process(self, *arguments: object, **options: Any) -> subprocess.Popen[Any]:
         """Start it as a process."""
-        program = str(Path(sys.executable).with_name("syvain-metrics"))
+        program = str(Path(sys.executable).with_name(self._program))
         command = [program, *[str(argument) for argument in arguments]]
         return subprocess.Popen(command, env=environment(self.env), **options)
 

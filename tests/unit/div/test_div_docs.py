@@ -1,0 +1,60 @@
+"""docs/div.md says what there is: every command and flag of div, and lines that parse."""
+
+import re
+
+import pytest
+
+from flows.div.main import app
+from infra.client.ending import run_and_exit
+from tests.support.docs import ROOT, command_lines, commands, parse
+
+TEXT = (ROOT / "docs" / "div.md").read_text()
+LINES = list(command_lines("div"))
+
+
+def flags(command):
+    return [
+        flag
+        for parameter in command.params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+        if flag.startswith("-") and flag != "--help"
+    ]
+
+
+@pytest.mark.parametrize("name", commands(app))
+def test_every_command_stands_in_the_docs(name):
+    assert f"`div {name}" in TEXT
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"), [(name, flag) for name, command in commands(app).items() for flag in flags(command)]
+)
+def test_every_flag_stands_in_the_docs(command, flag):
+    assert re.search(rf"(?<![\w-]){flag}\b", TEXT), command
+
+
+@pytest.mark.parametrize(("line", "arguments"), [pytest.param(*item, id=item[0]) for item in LINES])
+def test_every_line_in_the_docs_parses(line, arguments):
+    del line
+    parse(app, arguments)
+
+
+def test_the_examples_of_reading_are_all_there():
+    lines = {" ".join(arguments) for _, arguments in LINES}
+    assert {
+        "telemetry run-7",
+        "telemetry run-7 loss eval_loss",
+        "telemetry run-7 loss --x epoch",
+        "telemetry run-7 --csv",
+        "telemetry run-7 loss -f",
+    } <= lines
+
+
+def test_the_table_in_the_docs_is_what_is_printed():
+    assert (ROOT / "tests/contract/telemetry/table.txt").read_text() in TEXT
+
+
+@pytest.mark.parametrize("code", re.findall(r"(\d+):", str(run_and_exit.__doc__)))
+def test_every_exit_code_of_reading_stands_in_the_docs(code):
+    reading = TEXT.partition("## Reading it")[2].partition("\n## ")[0]
+    assert re.search(rf"(?:code|is) {code}\b", reading)

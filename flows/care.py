@@ -24,6 +24,7 @@ from flows.assignment import Assignment, assign
 from flows.background import Every
 from flows.endings import Action, Decision, Ended, Ending, Policy, describe
 from flows.keeper import Keeper, now_ms
+from flows.kept_telemetry import keep_telemetry
 from flows.ledger import Ledger, Owner
 from flows.processes import host_name, this_process
 from flows.pulse import Upkeep
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flows.assignment import RunParameters
-    from flows.keeper import Trainer
     from flows.processes import ProcessId
     from flows.standing import Standing
+    from flows.trainer import HostTrainer
     from runtime.checkpoints.store import Store
 
 __all__ = ["Kind", "Surroundings", "keep_run", "shown_as_task"]
@@ -71,7 +72,7 @@ class Kind(Protocol):
         """Return what says how far the run at this location is."""
         ...
 
-    def trainer(self, parameters: Any, surroundings: Surroundings) -> Trainer:
+    def trainer(self, parameters: Any, surroundings: Surroundings) -> HostTrainer:
         """Return what runs one attempt.
 
         Raises:
@@ -307,8 +308,18 @@ class _Care:
             for thread in threads:
                 thread.ask_to_stop()
             self._page.close(timeout_s=last_words_s)
+            self._keep_telemetry()
             for thread in threads:
                 thread.stop(timeout_s=max(0.0, deadline - time.monotonic()))
+
+    def _keep_telemetry(self) -> None:
+        trainer = self._trainer
+        try:
+            keep_telemetry(
+                self._surroundings.store, trainer.telemetry, host=host_name(), secrets=trainer.masked()
+            )
+        except (RunError, OSError) as error:
+            self._report.remark(f"the telemetry file is on {host_name()} only: {error}")
 
     def _watch(self) -> None:
         """Notice a cancellation that no worker delivers any more: ours may be dead."""

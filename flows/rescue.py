@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from prefect.settings import PREFECT_API_URL
 
 from flows.assignment import assigned_host, is_local, parameters_of
-from flows.endings import Action, Ending
+from flows.endings import Action, Decision, Ending
 from flows.keeper import now_ms
 from flows.ledger import LedgerFile, Rescue
 from flows.processes import host_name, is_alive, is_running
 from flows.pulse import read_pulse
+from flows.records import record_of
+from flows.run_page import last_word, report_end
 from flows.server import AWAITING_RETRY, connect, same_start, since_asked
 from runtime.checkpoints.location import open_store
 from runtime.checkpoints.record import read_record
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from flows.ledger import Ledger, Owner
     from flows.processes import ProcessId
+    from flows.runs_api import Record
     from flows.server import FlowRun, State
     from runtime.checkpoints.record import AttemptEntry
     from runtime.checkpoints.store import Store
@@ -50,6 +53,9 @@ logger = logging.getLogger(__name__)
 WATCHED = ("CRASHED", "RUNNING", "PENDING", "CANCELLING")
 BEAT_S = 35.0
 """A living flow process is heard again within this after an outage: a heartbeat, or a pulse."""
+
+PAGE_STATES = {"SCHEDULED": "retrying", "COMPLETED": "done", "FAILED": "failed", "CANCELLED": "cancelled"}
+"""What the run's page in Metrics calls what became of it."""
 
 CLAIM_S = 60.0
 IN_VAIN = 5
@@ -130,8 +136,9 @@ class Rescuer:
         clock: Callable[[], float] = time.monotonic,
         alive: Callable[[ProcessId], bool | None] = is_alive,
         open_store: Callable[[str, Mapping[str, str]], Store] = open_store,
+        tell: Callable[[Record, Mapping[str, Any]], None] = lambda _record, _said: None,
     ) -> None:
-        self._settings, self._environment = settings, environment
+        self._settings, self._environment, self._tell_page = settings, environment, tell
         self._host = host or host_name()
         self._clock, self._alive, self._open_store = clock, alive, open_store
         self._sights: dict[str, _Sight] = {}
@@ -246,7 +253,21 @@ class Rescuer:
             server.set_state(run.id, AWAITING_RETRY, message=message)
         else:
             server.set_state(run.id, {"type": kind}, message=message, force=True)
+        self._show(found, kind, message)
         return True
+
+    def _show(self, found: _Found, kind: str, message: str) -> None:
+        """Say on the run's page what its flow process could not."""
+        parameters = parameters_of(found.run)
+        if parameters.slug is None:
+            return
+        ledger = found.ledger
+        if kind in ("COMPLETED", "FAILED") and found.store is not None and ledger is not None:
+            action = Action.COMPLETE if kind == "COMPLETED" else Action.FAIL
+            said = last_word(Decision(action, message), ledger, found.store, say=logger.warning)
+        else:
+            said = {"state": PAGE_STATES[kind], "reason": message}
+        self._tell_page(record_of(parameters), said)
 
     def _again(self, found: _Found) -> tuple[str, str]:
         """Say that the run is scheduled again, or has failed when that was in vain too often."""
@@ -338,7 +359,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = Settings(poll_s=options.poll_s, quiet_s=options.quiet_s, pending_s=options.pending_s)
     if not PREFECT_API_URL.value():
         parser.error("PREFECT_API_URL is not set: name the server's /api.")
-    _watch(Rescuer(settings, os.environ), settings, stop)
+    rescuer = Rescuer(settings, os.environ, tell=lambda record, said: report_end(record, said, os.environ))
+    _watch(rescuer, settings, stop)
     return 0
 
 

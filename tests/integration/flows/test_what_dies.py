@@ -11,10 +11,10 @@ import torch
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.care import shown_as_task
 from flows.processes import host_name
 from flows.scheduling import cancel
 from flows.server import connect
-from flows.care import shown_as_task
 from runtime.errors import Superseded
 from tests.support.flow_scenarios import STEPS, Outcome, Scenarios, in_thread
 from tests.support.prefect_stack import PrefectStack, prefect_stack

@@ -1,4 +1,4 @@
-"""Making the work pool and the deployment `train/train`, as often as you like: `python -m flows.deploy`."""
+"""Making the work pool and the deployments of our flows, as often as you like: `python -m flows.deploy`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
 from flows.server import prefect_client
+from flows.ship import ship
 from flows.train import train
 from runtime.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from prefect import Flow
     from prefect.client.orchestration import SyncPrefectClient
 
 __all__ = ["deploy", "main"]
 
-ENTRYPOINT = "flows.train.train"
 
+def deploy(*, pool: str, name: str | None = None, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Make the process pool `pool` and the deployments of `train` and `ship` in it; return their ids by name.
 
-def deploy(*, pool: str, name: str = "train", env: Mapping[str, str] | None = None) -> str:
-    """Make the process pool `pool` and the deployment `train/<name>` in it; return the deployment's id.
-
-    What is there is brought up to date. `env` is given to every flow process, on top of its worker's.
+    What is there is brought up to date. `name` is that of both deployments; unset: `train/train` and
+    `ship/ship`. `env` is given to every flow process, on top of its worker's.
 
     Raises:
         Rejected: no server is set, or it refuses.
@@ -45,7 +46,12 @@ def deploy(*, pool: str, name: str = "train", env: Mapping[str, str] | None = No
             ),
             overwrite=True,
         )
-        return _create_deployment(client, pool=pool, name=name)
+        return {
+            f"{flow.name}/{name or flow.name}": _create_deployment(
+                client, flow, entrypoint=entrypoint, pool=pool, name=name or flow.name
+            )
+            for flow, entrypoint in ((train, "flows.train.train"), (ship, "flows.ship.ship"))
+        }
 
 
 def job_template(env: Mapping[str, str]) -> dict[str, Any]:
@@ -64,17 +70,19 @@ def job_template(env: Mapping[str, str]) -> dict[str, Any]:
     return template
 
 
-def _create_deployment(client: SyncPrefectClient, *, pool: str, name: str) -> str:
+def _create_deployment(
+    client: SyncPrefectClient, flow: Flow[..., Any], *, entrypoint: str, pool: str, name: str
+) -> str:
     return str(
         client.create_deployment(
-            flow_id=client.create_flow(train),
+            flow_id=client.create_flow(flow),
             name=name,
-            description=train.description,
+            description=flow.description,
             work_pool_name=pool,
-            entrypoint=ENTRYPOINT,
+            entrypoint=entrypoint,
             # No pull step: the flow is installed where the worker is.
             pull_steps=[],
-            parameter_openapi_schema=parameter_schema(train).model_dump_for_openapi(),
+            parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi(),
             enforce_parameter_schema=True,
         )
     )
@@ -84,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m flows.deploy", description=__doc__)
     parser.add_argument("--pool", required=True, metavar="NAME", help="the process work pool")
-    parser.add_argument("--name", default="train", metavar="NAME", help="the deployment's name (train)")
+    parser.add_argument("--name", metavar="NAME", help="the deployments' name (that of their flow)")
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="for every flow process; repeats"
     )
@@ -92,13 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if bad := [item for item in options.env if "=" not in item]:
         parser.error(f"--env takes NAME=VALUE, got {bad[0]!r}")
     try:
-        deployment = deploy(
+        made = deploy(
             pool=options.pool, name=options.name, env=dict(item.split("=", 1) for item in options.env)
         )
     except RunError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    sys.stdout.write(f"deployment train/{options.name} ({deployment}) in pool {options.pool}\n")
+    for deployment, found in made.items():
+        sys.stdout.write(f"deployment {deployment} ({found}) in pool {options.pool}\n")
     return 0
 
 

@@ -76,9 +76,10 @@ class PrefectStack:
         self.server.kill()
         self.server.wait()
 
-    def deploy(self, *, pool: str = POOL, name: str = "train") -> None:
-        """Make a pool and a deployment in it."""
-        command = [sys.executable, "-P", "-m", "sexpgpu", "flows.deploy", "--pool", pool, "--name", name]
+    def deploy(self, *, pool: str = POOL, name: str | None = None) -> None:
+        """Make a pool and the deployments in it."""
+        command = [sys.executable, "-P", "-m", "sexpgpu", "flows.deploy", "--pool", pool]
+        command += ["--name", name] if name is not None else []
         done = subprocess.run(command, env=self.env(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 

@@ -100,7 +100,7 @@ def find(connection: Connection, organisation_id: int, ref: str) -> AnyRow:
     Raises:
         Refused: There is none in the organisation.
     """
-    mine = _found(organisation_id)
+    mine = _whole(organisation_id)
     row = connection.execute(mine.where(runs.c.uid == ref)).first()
     if row is None:
         row = connection.execute(mine.where(experiments.c.slug == ref)).first()
@@ -111,7 +111,7 @@ def find(connection: Connection, organisation_id: int, ref: str) -> AnyRow:
 
 def of_experiment(connection: Connection, organisation_id: int, experiment_id: int) -> AnyRow | None:
     """Return an experiment's run as `find` does, by what we call the experiment; None when it has none."""
-    mine = _found(organisation_id).where(runs.c.experiment_id == experiment_id)
+    mine = _whole(organisation_id).where(runs.c.experiment_id == experiment_id)
     return connection.execute(mine).first()
 
 
@@ -123,12 +123,13 @@ def listed(
     before: str | None = None,
     limit: int,
 ) -> Sequence[AnyRow]:
-    """Return runs, the one made last first; `before` the one of an id.
+    """Return runs without what may be long of them, the one made last first; `before` the one of an id.
 
     Raises:
         Refused: There is no run of that id.
     """
-    found = _found(organisation_id)
+    long = ("meta", "layout", "checks", "verdicts", "result")
+    found = _found(organisation_id, [column for column in runs.c if column.name not in long])
     if name is not None:
         found = found.where(experiments.c.slug == name)
     if before is not None:
@@ -190,23 +191,24 @@ def fence(connection: Connection, row: AnyRow, attempt: int, *, now_ms: int) -> 
         telemetry.mark_attempt(connection, row.id, attempt, now_ms=now_ms)
 
 
-def _found(organisation_id: int) -> Select[*tuple[Any, ...]]:
-    state = telemetry_states.c
+def _found(organisation_id: int, columns: Sequence[ColumnElement[Any]]) -> Select[*tuple[Any, ...]]:
     return (
         select(
-            runs,
+            *columns,
             experiments.c.slug,
             experiments.c.uid.label("experiment_uid"),
             experiments.c.folder_id,
-            state.last_seq,
-            state.summary,
-            state.dropped,
-            state.attempts,
+            telemetry_states.c.last_seq,
         )
         .join(experiments, experiments.c.id == runs.c.experiment_id)
-        .join(telemetry_states, state.run_id == runs.c.id)
+        .join(telemetry_states, telemetry_states.c.run_id == runs.c.id)
         .where(*_of(organisation_id))
     )
+
+
+def _whole(organisation_id: int) -> Select[*tuple[Any, ...]]:
+    state = telemetry_states.c
+    return _found(organisation_id, [*runs.c, state.summary, state.dropped, state.attempts])
 
 
 def _of(organisation_id: int) -> list[ColumnElement[bool]]:

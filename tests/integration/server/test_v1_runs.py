@@ -65,7 +65,8 @@ def test_points_are_appended_after_the_last_one_and_read_as_lines(rest, slug):
     }
     response = rest.send("GET", f"/runs/{slug}/telemetry/points")
     assert response.text == (
-        '{"seq": 1, "data": {"step": 1, "loss": 2.5}}\n{"seq": 2, "data": {"step": 2}}\n{"seq": 3, "data": {}}\n'
+        '{"seq": 1, "data": {"step": 1, "loss": 2.5}}\n{"seq": 2, "data": {"step": 2}}\n'
+        '{"seq": 3, "data": {}}\n'
     )
     assert (response.headers["x-last-seq"], response.headers["x-run-final"]) == ("3", "false")
     assert lines(rest.send("GET", f"/runs/{slug}/telemetry/points", after=1, limit=1))[0]["seq"] == 2

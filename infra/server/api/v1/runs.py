@@ -117,21 +117,23 @@ class AttemptMark(msgspec.Struct):
     at_ms: int
 
 
-class Telemetry(msgspec.Struct):
-    """How far a run's telemetry is. `keys` are in order of arrival, `dropped` counts by reason."""
+class Length(msgspec.Struct):
+    """How many points a run's telemetry has."""
 
     points: int
     last_seq: int
+
+
+class Telemetry(Length):
+    """How far a run's telemetry is. `keys` are in order of arrival, `dropped` counts by reason."""
+
     keys: list[str]
     dropped: dict[str, int]
     attempts: list[AttemptMark]
 
 
-class Run(msgspec.Struct):
-    """A run. `folder` is a path; `state` says what the experiment's status cannot.
-
-    `layout` and `checks` are what it was launched with, `verdicts` how its checks judged its result.
-    """
+class Item(msgspec.Struct, kw_only=True):
+    """A run in a list. `folder` is a path; `state` says what the experiment's status cannot."""
 
     id: str
     name: str
@@ -143,24 +145,33 @@ class Run(msgspec.Struct):
     attempt: int
     exit_code: int | None
     command: list[str] | None
+    created_ms: int
+    started_ms: int | None
+    ended_ms: int | None
+    page: str
+    flow_run_id: str | None
+    telemetry: Length
+
+
+class Run(Item, kw_only=True):
+    """A whole run. `layout` and `checks` are what it was launched with.
+
+    `verdicts` say how its checks judged its result, the text of its `result.json`.
+    """
+
     tree: str | None
     meta: dict[str, Any]
     layout: dict[str, Any] | None
     checks: list[dict[str, Any]] | None
     verdicts: list[dict[str, Any]] | None
     result: str | None
-    created_ms: int
-    started_ms: int | None
-    ended_ms: int | None
-    page: str
-    flow_run_id: str | None
     telemetry: Telemetry
 
 
 class Runs(msgspec.Struct):
     """Some runs."""
 
-    runs: list[Run]
+    runs: list[Item]
 
 
 class Files(msgspec.Struct):
@@ -257,7 +268,7 @@ async def list_runs(request: Request) -> Response:
             connection, organisation.id, name=wanted.name, before=wanted.before, limit=wanted.limit
         )
         paths = folders.paths(connection, organisation.id)
-        return Runs([_shown(request, row, paths[row.folder_id]) for row in found])
+        return Runs([Item(**_item(request, row, paths[row.folder_id])) for row in found])
 
     return await look(request, read)
 
@@ -339,30 +350,37 @@ def _show(request: Request, connection: Connection, run_id: str) -> Run:
 def _shown(request: Request, row: AnyRow, folder: str) -> Run:
     layout, checks = _understood(row.layout, row.checks)
     marks = [AttemptMark(*mark) for mark in json.loads(row.attempts)]
+    shown = _item(request, row, folder) | {"telemetry": Telemetry(**telemetry.standing(row), attempts=marks)}
     return Run(
-        id=row.uid,
-        name=row.slug,
-        experiment_id=row.experiment_uid,
-        folder=folder,
-        kind=row.kind,
-        state=row.state,
-        reason=row.reason,
-        attempt=row.attempt,
-        exit_code=row.exit_code,
-        command=None if row.command is None else json.loads(row.command),
+        **shown,
         tree=row.tree,
         meta=json.loads(row.meta),
         layout=layout,
         checks=checks,
         verdicts=None if row.verdicts is None else json.loads(row.verdicts),
         result=row.result,
-        created_ms=row.created_ms,
-        started_ms=row.started_ms,
-        ended_ms=row.ended_ms,
-        page=dashboard_of(request) + row.experiment_uid,
-        flow_run_id=row.flow_run_id,
-        telemetry=Telemetry(**telemetry.standing(row), attempts=marks),
     )
+
+
+def _item(request: Request, row: AnyRow, folder: str) -> dict[str, Any]:
+    return {
+        "id": row.uid,
+        "name": row.slug,
+        "experiment_id": row.experiment_uid,
+        "folder": folder,
+        "kind": row.kind,
+        "state": row.state,
+        "reason": row.reason,
+        "attempt": row.attempt,
+        "exit_code": row.exit_code,
+        "command": None if row.command is None else json.loads(row.command),
+        "created_ms": row.created_ms,
+        "started_ms": row.started_ms,
+        "ended_ms": row.ended_ms,
+        "page": dashboard_of(request) + row.experiment_uid,
+        "flow_run_id": row.flow_run_id,
+        "telemetry": Length(row.last_seq, row.last_seq),
+    }
 
 
 def _understood(

@@ -242,7 +242,7 @@ def _table(runs: "Sequence[RunView]", *, columns: int | None) -> "Iterator[str]"
 def _cron(parameters: "TrainParameters", cron: str) -> None:
     from flows.schedules import schedule_cron
 
-    page = schedule_cron(parameters, cron=cron)
+    page = schedule_cron(parameters, title=parameters.experiment, cron=cron)
     typer.echo(f"{parameters.slug}-<time>: scheduled at {cron} (UTC): {page}")
 
 

@@ -1,8 +1,7 @@
-"""Schedules: an experiment run again and again by a cron expression, each time under a slug of its own."""
+"""Schedules: something run again and again by a cron expression, each time under a slug of its own."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prefect.client.schemas.actions import DeploymentScheduleCreate
@@ -15,7 +14,7 @@ from runtime.errors import Rejected
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-    from flows.parameters import TrainParameters
+    from flows.assignment import RunParameters
 
 __all__ = ["check_cron", "schedule_cron"]
 
@@ -34,11 +33,14 @@ def check_cron(cron: str) -> None:
         ) from error
 
 
-def schedule_cron(parameters: TrainParameters, *, cron: str, template: str = f"{FLOW}/train") -> str:
-    """Run the experiment whenever `cron` (UTC) says so, and return the page of the schedule.
+def schedule_cron(
+    parameters: RunParameters, *, title: str, cron: str, template: str = f"{FLOW}/train"
+) -> str:
+    """Run what `parameters` say whenever `cron` (UTC) says so, and return the page of the schedule.
 
     The schedule is a deployment that is named by `parameters.slug`, a copy of `template`; its runs are called
-    `<slug>-<scheduled time>`. Scheduling the same name again replaces it.
+    `<slug>-<scheduled time>`. Scheduling the same name again replaces it. `title` is what Prefect shows of
+    it.
 
     Raises:
         Rejected: the expression is none, the slug is missing or cannot name a deployment.
@@ -49,12 +51,14 @@ def schedule_cron(parameters: TrainParameters, *, cron: str, template: str = f"{
     if not name or any(mark in name for mark in "/%&><"):
         raise Rejected(f"a schedule's slug must be set and hold none of / % & > <, got {name!r}")
     with prefect_client() as client:
-        deployment_id = _create(client, template, name=name, cron=cron, parameters=parameters)
+        # Its runs make their own slugs, of this deployment's name and the scheduled time.
+        values = {name: value for name, value in parameters.to_json().items() if name != "slug"}
+        deployment_id = _create(client, template, name=name, cron=cron, title=title, values=values)
     return f"{page_base()}/deployments/deployment/{deployment_id}"
 
 
 def _create(
-    client: SyncPrefectClient, template: str, *, name: str, cron: str, parameters: TrainParameters
+    client: SyncPrefectClient, template: str, *, name: str, cron: str, title: str, values: dict[str, Any]
 ) -> Any:
     try:
         like = client.read_deployment_by_name(template)
@@ -65,9 +69,8 @@ def _create(
         flow_id=like.flow_id,
         name=name,
         schedules=[when],
-        # Its runs make their own slugs, of this deployment's name and the scheduled time.
-        parameters={"parameters": replace(parameters, slug=None).to_json()},
-        description=f"{parameters.experiment}, at {cron} (UTC)",
+        parameters={"parameters": values},
+        description=f"{title}, at {cron} (UTC)",
         entrypoint=like.entrypoint,
         path=like.path,
         pull_steps=like.pull_steps,

@@ -1,7 +1,8 @@
-"""Scheduling runs by slug: what the commands `slugline train|resume|cancel|list` ask of Prefect."""
+"""Scheduling runs by slug: what the commands `slugline` and `div` ask of Prefect."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,23 @@ from runtime.errors import Rejected
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flows.parameters import TrainParameters
+    from flows.assignment import RunParameters
     from flows.server import FlowRun, Server, State
 
-__all__ = ["RunView", "cancel", "find_run", "list_runs", "resume", "schedule"]
+__all__ = [
+    "DEPLOYMENTS",
+    "Live",
+    "RunView",
+    "cancel",
+    "find_run",
+    "list_runs",
+    "refuse_live",
+    "resume",
+    "schedule",
+]
+
+DEPLOYMENTS = {"slugline train": f"{FLOW}/train", "div run": "ship/ship"}
+"""By the command that schedules their runs."""
 
 ECHO = timedelta(minutes=2)
 SOON = timedelta(minutes=1)
@@ -37,20 +51,40 @@ class RunView:
     live: bool
 
 
-def schedule(parameters: TrainParameters, *, deployment: str = f"{FLOW}/train") -> RunView:
-    """Run the experiment of `parameters.slug` now: a new run, or a final one set back with these parameters.
+class Live(Rejected):
+    """The slug has a run that is not over."""
+
+
+def schedule(parameters: RunParameters, *, deployment: str | None = None) -> RunView:
+    """Run what `parameters` say now: a new run of their slug, or a final one set back with these parameters.
+
+    `deployment` unset: that of the parameters' flow.
 
     Raises:
-        Rejected: the slug is missing or live, there is no such deployment.
+        Live: the slug is.
+        Rejected: the slug is missing or another command's, there is no such deployment.
         Unavailable: the Prefect server cannot be reached.
     """
     if parameters.slug is None:
         raise Rejected("slug is missing: name the run.")
+    values = parameters.to_json()
     with connect() as server:
-        deployment_id = server.deployment_id(deployment)
+        deployment_id = server.deployment_id(deployment or DEPLOYMENTS[_command(values)])
         if known := server.runs(slug=parameters.slug):
-            return _set_back(server, parameters.slug, known, parameters)
-        return _create(server, deployment_id, parameters.slug, parameters.to_json(), key=parameters.slug)
+            return _set_back(server, parameters.slug, known, values)
+        return _create(server, deployment_id, parameters.slug, values, key=parameters.slug)
+
+
+def refuse_live(slug: str, *, command: str) -> None:
+    """See whether `command` may schedule a run of this slug.
+
+    Raises:
+        Live: its run is not over.
+        Rejected: it is another command's.
+        Unavailable: the Prefect server cannot be reached.
+    """
+    with connect() as server:
+        _require_final(slug, server.runs(slug=slug), command)
 
 
 def resume(slug: str) -> RunView:
@@ -119,17 +153,23 @@ def _known(server: Server, slug: str) -> list[FlowRun]:
     raise Rejected(f"no run {slug!r}: `slugline list` shows what there is.")
 
 
-def _set_back(server: Server, slug: str, known: list[FlowRun], parameters: TrainParameters | None) -> RunView:
+def _require_final(slug: str, known: Sequence[FlowRun], command: str | None) -> None:
     for run in known:
         if run.state is None or not run.state.final:
-            raise _live(slug, run.state)
+            raise _live(slug, run)
+        if command is not None and _command(run.train) != command:
+            raise Rejected(f"{slug} is a run of `{_command(run.train)}`: give this one another slug.")
+
+
+def _set_back(server: Server, slug: str, known: list[FlowRun], wanted: Mapping[str, Any] | None) -> RunView:
+    _require_final(slug, known, None if wanted is None else _command(wanted))
     run = known[0]
-    values = run.train if parameters is None else parameters.to_json()
+    values = dict(run.train if wanted is None else wanted)
     if (location := run.train.get("location")) is not None:
         values.setdefault("location", location)  # a slug keeps the location that its first start decided
     if (key := _echo(run)) is not None and run.deployment_id is not None:
         return _create(server, run.deployment_id, slug, values, key=key, tags=run.tags)
-    if parameters is not None:
+    if wanted is not None:
         server.update(run.id, parameters={"parameters": values}, tags=sorted({*run.tags, slug_tag(slug)}))
     server.set_state(run.id, AWAITING_RETRY, message=ASKED)
     return _view(server, server.run(run.id))
@@ -146,7 +186,7 @@ def _create(
 ) -> RunView:
     run, created = server.create_run(deployment_id, slug=slug, parameters=values, key=key, tags=tags)
     if not created:
-        raise _live(slug, run.state)
+        raise _live(slug, run)
     return _view(server, run)
 
 
@@ -163,10 +203,18 @@ def _echo(run: FlowRun) -> str | None:
     return f"{run.id} after {state.id}" if young else None
 
 
-def _live(slug: str, state: State | None) -> Rejected:
-    how = state.name if state is not None else "about to be scheduled"
-    return Rejected(
-        f"{slug} is live ({how}): `slugline follow {slug}` shows it, `slugline cancel {slug}` ends it."
+def _command(values: Mapping[str, Any]) -> str:
+    """Return the command that schedules runs of these parameters."""
+    return "div run" if "command" in values else "slugline train"
+
+
+def _live(slug: str, run: FlowRun) -> Live:
+    how = run.state.name if run.state is not None else "about to be scheduled"
+    name = shlex.quote(slug)
+    if _command(run.train) == "div run":
+        return Live(f"{slug} is live ({how}): `div logs -f {name}` shows it, `div cancel {name}` ends it.")
+    return Live(
+        f"{slug} is live ({how}): `slugline follow {name}` shows it, `slugline cancel {name}` ends it."
     )
 
 

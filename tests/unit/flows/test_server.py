@@ -81,7 +81,7 @@ def test_an_address_without_api_is_named_as_the_mistake():
 
 
 def cron() -> str:
-    return schedule_cron(TrainParameters(experiment="m", slug="a"), cron="0 3 * * *")
+    return schedule_cron(TrainParameters(experiment="m", slug="a"), title="m", cron="0 3 * * *")
 
 
 @pytest.mark.parametrize("ask", [cron, lambda: deploy(pool="gpu")], ids=["cron", "deploy"])

@@ -1,7 +1,8 @@
-"""What a Telemetry tab shows: the run's layout, or a panel per key where there is none."""
+"""What a Telemetry tab shows: the run's layout, or a panel per key where it has no panel."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runtime.telemetry.layout import Layout, Panel, parse_layout
@@ -18,15 +19,17 @@ STEP = "step"
 def board(layout: str | None, keys: Sequence[str]) -> Layout:
     """Return what is shown of a run that has written `keys`, in order of arrival, so far.
 
-    `layout` is the text of the `telemetry.toml` that the run was made with; None when it brought none.
+    `layout` is the text of the `telemetry.toml` that the run was made with; None when it brought none. Where
+    that has no panel, each key has one, against the x that the file names.
 
     Raises:
         LayoutError: The text cannot be read, which the run was refused for when it was made.
     """
-    if layout is not None:
-        return parse_layout(layout)
-    x = STEP if STEP in keys else None
-    return Layout(x=x, panels=tuple(_plain(key, x) for key in keys), stats=())
+    if layout is None:
+        shown = Layout(x=STEP if STEP in keys else None, panels=(), stats=())
+    else:
+        shown = parse_layout(layout)
+    return shown if shown.panels else replace(shown, panels=tuple(_plain(key, shown.x) for key in keys))
 
 
 def _plain(key: str, x: str | None) -> Panel:

@@ -1,4 +1,4 @@
-"""The pages under /dashboard: the list of experiments, and one page for each."""
+"""The pages under /dashboard: the list of experiments, and one page with two tabs for each."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from infra.server.api.context import Principal
 
+    View = Callable[[Connection, int, int], dict[str, Any]]
+
 __all__ = ["router"]
 
 router = APIRouter()
@@ -32,19 +34,23 @@ async def experiments(request: Request) -> Response:
 
 @router.get("/dashboard/experiments/{experiment_id}")
 async def experiment(request: Request, experiment_id: str) -> Response:
-    """One experiment."""
-    return await _page(
-        request,
-        "experiment.html",
-        lambda connection, organisation_id, now_ms: views.experiment(
-            connection, organisation_id, experiment_id, now_ms
-        ),
+    """One experiment, with its metrics."""
+    return await _page(request, "metrics.html", _of(views.experiment, experiment_id))
+
+
+@router.get("/dashboard/experiments/{experiment_id}/telemetry")
+async def telemetry(request: Request, experiment_id: str) -> Response:
+    """The Telemetry tab of one experiment, with its run."""
+    return await _page(request, "telemetry.html", _of(views.telemetry, experiment_id))
+
+
+def _of(view: Callable[[Connection, int, str, int], dict[str, Any]], experiment_id: str) -> View:
+    return lambda connection, organisation_id, now_ms: view(
+        connection, organisation_id, experiment_id, now_ms
     )
 
 
-async def _page(
-    request: Request, template: str, view: Callable[[Connection, int, int], dict[str, Any]]
-) -> Response:
+async def _page(request: Request, template: str, view: View) -> Response:
     """Render a view of the organisation that may be looked at; a refusal is a page too.
 
     Whoever we do not know is sent to sign in.

@@ -34,5 +34,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = views.number
+    environment.filters.update(number=views.number, size=views.size)
     return environment

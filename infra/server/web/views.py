@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from infra.server.store import annotations as annotation_rows
 from infra.server.store import experiments as experiment_rows
 from infra.server.store import folders, lifecycle, series
+from infra.server.web import run_view
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from infra.server.store.database import AnyRow
 
-__all__ = ["experiment", "experiments", "kind_of", "number"]
+__all__ = ["experiment", "experiments", "kind_of", "number", "size", "telemetry"]
 
 _MAX_EXPERIMENTS = 1000
 _MAX_SERIES = 500
@@ -43,11 +44,12 @@ def experiment(connection: Connection, organisation_id: int, uid: str, now_ms: i
         Refused: There is none of this id.
     """
     row = experiment_rows.find(connection, organisation_id, uid)
-    paths = folders.paths(connection, organisation_id)
     values = series.last_points(connection, row.id, limit=_MAX_SERIES)
     notes = annotation_rows.of_experiment(connection, row.id, limit=_MAX_ANNOTATIONS)
     return {
-        "experiment": _head(row, paths, now_ms),
+        **_shown(connection, organisation_id, row, now_ms),
+        "tab": "metrics",
+        "run": run_view.state(connection, organisation_id, row.id),
         "record": experiment_rows.record(row),
         "meta": json.dumps(json.loads(row.meta), indent=2, ensure_ascii=False),
         "attempts": lifecycle.num_started(connection, row.id),
@@ -59,14 +61,41 @@ def experiment(connection: Connection, organisation_id: int, uid: str, now_ms: i
     }
 
 
+def telemetry(connection: Connection, organisation_id: int, uid: str, now_ms: int) -> dict[str, Any]:
+    """Return what an experiment's Telemetry tab shows.
+
+    Raises:
+        Refused: There is none of this id.
+    """
+    row = experiment_rows.find(connection, organisation_id, uid)
+    return {
+        **_shown(connection, organisation_id, row, now_ms),
+        "tab": "telemetry",
+        "record": experiment_rows.record(row),
+        "run": run_view.run(connection, organisation_id, row.id),
+    }
+
+
 def kind_of(annotation: str) -> str:
     """Return what an annotation of a run marks on the time line; `note` for anything else."""
     return next((kind for kind, pattern in _KINDS.items() if pattern.match(annotation)), "note")
 
 
 def number(value: float) -> str:
-    """Return a value as people read it: six digits that count."""
-    return f"{value:.6g}"
+    """Return a value as people read it: a whole one whole, else six digits that count."""
+    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**15 else f"{value:.6g}"
+
+
+def size(size_bytes: int) -> str:
+    """Return a size as people read it."""
+    amount, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.1f} {units[0]}" if units[0] != "bytes" else f"{size_bytes} bytes"
+
+
+def _shown(connection: Connection, organisation_id: int, row: AnyRow, now_ms: int) -> dict[str, Any]:
+    return {"experiment": _head(row, folders.paths(connection, organisation_id), now_ms)}
 
 
 def _head(row: AnyRow, paths: dict[int | None, str], now_ms: int) -> dict[str, Any]:

@@ -29,7 +29,13 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-PAGES = {"/dashboard", "/dashboard/experiments/{experiment_id}", "/sign-in", "/sign-out"}
+PAGES = {
+    "/dashboard",
+    "/dashboard/experiments/{experiment_id}",
+    "/dashboard/experiments/{experiment_id}/telemetry",
+    "/sign-in",
+    "/sign-out",
+}
 
 
 @pytest.fixture(scope="module")

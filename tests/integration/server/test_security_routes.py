@@ -29,7 +29,11 @@ OPEN = {
 }
 """What anybody may ask, and why that tells them nothing: see docs/metrics.md."""
 
-PAGES = {"GET /dashboard", "GET /dashboard/experiments/{experiment_id}"}
+PAGES = {
+    "GET /dashboard",
+    "GET /dashboard/experiments/{experiment_id}",
+    "GET /dashboard/experiments/{experiment_id}/telemetry",
+}
 """What sends people to sign in instead of refusing them."""
 
 BODIES = {

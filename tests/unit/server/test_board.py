@@ -30,5 +30,9 @@ def test_without_a_layout_and_without_step_panels_are_drawn_against_the_place_in
     assert [panel.x for panel in board(None, ["loss", "lr"]).panels] == [None, None]
 
 
-def test_an_empty_layout_shows_nothing():
-    assert (board("", ["a"]).panels, board("", ["a"]).stats) == ((), ())
+def test_a_layout_without_a_panel_has_one_per_key_against_its_own_x():
+    text = 'x = "epoch"\n[[stat]]\ny = "a"\n'
+    shown = board(text, ["a", "step"])
+    assert shown.stats == parse_layout(text).stats
+    assert [(panel.title, panel.x) for panel in shown.panels] == [("a", "epoch"), ("step", "epoch")]
+    assert [panel.x for panel in board("", ["a", "step"]).panels] == [None, None]

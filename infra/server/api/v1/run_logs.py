@@ -122,7 +122,7 @@ async def show_log_cursor(request: Request, run_id: str) -> Response:
 
 
 @router.get("")
-@needs("read")
+@needs("read", keyless=True)
 @describe(Operation(reply={"type": "string"}, media="text/plain; charset=utf-8", query=LogAfter, codes=CODES))
 async def read_log(request: Request, run_id: str) -> Response:
     """Stream an attempt's log from a byte on.

@@ -15,7 +15,7 @@ function element(name, attributes, parent) {
   return made;
 }
 
-function html(name, className, text, parent) {
+export function html(name, className, text, parent) {
   const made = document.createElement(name);
   if (className) made.className = className;
   made.textContent = text;
@@ -34,7 +34,7 @@ function ticks(low, high, count) {
   return found;
 }
 
-function short(value) {
+export function short(value) {
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e15)) return value.toExponential(1);
   if (size >= 1e9) return `${+(value / 1e9).toPrecision(4)}G`;
@@ -156,7 +156,7 @@ function drawLegend(figure, chart) {
   if (more > 0) html("span", "", `and ${more} more`, legend);
 }
 
-function nearest(steps, step) {
+export function nearest(steps, step) {
   let [first, last] = [0, steps.length - 1];
   while (first < last) {
     const middle = (first + last) >> 1;
@@ -217,6 +217,15 @@ async function readCharts() {
 
 // ---------------------------------------------------------------- keeping fresh
 
+// What grows at its end is looked at there, unless somebody scrolled away from it.
+function isAtEnd(box) {
+  return box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
+}
+
+function scrollTo(box, place) {
+  if (box) box.scrollTop = Math.min(place, box.scrollHeight);
+}
+
 function replaceParts(fresh) {
   let changed = false;
   for (const part of document.querySelectorAll("[data-live]")) {
@@ -224,12 +233,17 @@ function replaceParts(fresh) {
     if (!now || now.outerHTML === part.dataset.source) continue;
     const source = now.outerHTML;
     for (const open of part.querySelectorAll("details[open][id]")) now.querySelector(`#${CSS.escape(open.id)}`)?.setAttribute("open", "");
+    const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    const places = [...part.querySelectorAll("[data-end]")].map((one) => [one.id, isAtEnd(one) ? Infinity : one.scrollTop]);
     part.replaceWith(now);
+    for (const [id, place] of places) scrollTo(document.getElementById(id), place);
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
     now.dataset.source = source;
     changed = true;
   }
   if (copies) copies.parentElement.hidden = fresh.querySelector("#copies").parentElement.hidden;
   const grid = document.querySelector("#charts");
+  if (!grid) return changed;
   const known = new Set([...document.querySelectorAll("figure[data-metric]")].map((figure) => figure.dataset.metric));
   for (const figure of fresh.querySelectorAll("figure[data-metric]")) if (!known.has(figure.dataset.metric)) grid.append(figure);
   return changed;
@@ -243,9 +257,11 @@ async function refresh() {
   const before = revision();
   const response = await fetch(location.href);
   if (!response.ok) return;
-  replaceParts(new DOMParser().parseFromString(await response.text(), "text/html"));
+  const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+  replaceParts(fresh);
   showTimes();
   if (revision() !== before) await readCharts();
+  document.dispatchEvent(new CustomEvent("refreshed", { detail: fresh }));
 }
 
 // What a refresh costs is waited for ten times, so that a page never takes a server for itself.
@@ -265,6 +281,7 @@ addEventListener("resize", () => {
   resizing = setTimeout(() => charts.forEach((chart, figure) => draw(figure, chart)), 100);
 });
 showTimes();
+for (const box of document.querySelectorAll("[data-end]")) scrollTo(box, Infinity);
 setInterval(showTimes, 1000);
 if (main.dataset.experiment) readCharts();
 if (main.dataset.poll) keepFresh();

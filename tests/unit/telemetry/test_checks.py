@@ -1,12 +1,14 @@
 """`checks.toml`: what it takes, and how a result is judged."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.telemetry.checks import Check, LayoutError, judge, parse_checks
+from runtime.telemetry.checks import OPERATIONS, Check, LayoutError, judge, parse_checks
+from tests.support.docs import ROOT, blocks
 
 F1 = '[[check]]\nkey = "eval.f1"\nop = ">="\nthreshold = 0.95\n'
 
@@ -107,6 +109,17 @@ def test_a_key_reaches_into_nested_objects(result):
 def test_a_key_of_a_result_may_be_any_text():
     assert one('{"train/loss": 1}', "==", 1, "train/loss").passed
     assert one("{}", "==", 1, "a\nb").reason == 'the result has no "a\\nb"'
+
+
+def test_the_example_of_the_docs_is_read_and_every_op_is_listed():
+    page = ROOT / "docs" / "div.md"
+    examples = [block.text for block in blocks(page, "toml") if "[[check]]" in block.text]
+    assert parse_checks(examples[0]) == (Check(key="eval.f1", op=">=", threshold=0.95),)
+    section = page.read_text().split("\n## Checks\n")[1].split("\n## ")[0]
+    assert all(f"`{op}`" in section for op in OPERATIONS)
+    said = {reason for _, reason in FAILED.values()} | {"eval.f1 is 0.93, which is not >= 0.95"}
+    for reason in re.findall(r"`((?:the r|eval\.f1 is)[^`]*)`", section):
+        assert reason in said or any(one.startswith(reason.removesuffix("...")) for one in said)
 
 
 FAILED = {

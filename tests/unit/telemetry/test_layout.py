@@ -1,15 +1,16 @@
 """`telemetry.toml`: what it means, and what is said about each mistake."""
 
 import json
-from pathlib import Path
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.telemetry.layout import Layout, LayoutError, Panel, Stat, parse_layout
+from tests.support.docs import ROOT, blocks
 
-CONTRACT = Path(__file__).parents[2] / "contract" / "telemetry"
+CONTRACT = ROOT / "tests" / "contract" / "telemetry"
 TWO = '[[panel]]\ny = "a"\n\n[[panel]]\n'
 """A good panel, and the head of a second one."""
 STATS = '[[stat]]\ny = "a"\n\n[[stat]]\n'
@@ -236,6 +237,15 @@ def test_a_mistake_is_answered_with_its_table_its_key_and_what_is_accepted(text,
         parse_layout(text)
     assert str(raised.value) == said
     assert "\n" not in str(raised.value)
+
+
+def test_the_docs_show_the_example_and_sentences_that_are_said():
+    page = ROOT / "docs" / "div.md"
+    assert (CONTRACT / "telemetry.toml").read_text() in [block.text for block in blocks(page, "toml")]
+    table = page.read_text().split("| mistake |")[1].split("\n\n")[0]
+    sentences = re.findall(r"\| `([^`]*)` \|$", table, re.MULTILINE)
+    assert len(sentences) > 10
+    assert {f"telemetry {sentence}" for sentence in sentences} <= {said for _, said in REFUSED.values()}
 
 
 def test_the_first_mistake_of_the_file_is_said_and_unknown_keys_of_a_table_before_the_rest():

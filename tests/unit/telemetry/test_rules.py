@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.telemetry import rules
+from runtime.telemetry._json import MAX_DEPTH
 from runtime.telemetry.rules import Reason, Rules, dropped_lines, leaves, number_text
+from tests.support.docs import ROOT
 
 WHOLE = {
     Reason.NOT_JSON,
@@ -281,6 +283,16 @@ def test_counts_are_said_in_the_sentence():
     assert dropped_lines(Rules(dropped={"not_object": 2}).dropped) == [
         "telemetry: dropped 2 lines that are JSON but not objects; write one JSON object per line"
     ]
+
+
+def test_the_docs_list_both_texts_of_every_reason_and_the_limits():
+    page = (ROOT / "docs" / "div.md").read_text()
+    for reason in Reason:
+        assert f"| `{reason.value}` | `{reason.one}`<br>`{reason.many(3)}` |" in page
+    for limit in ("(4,096 bytes", "64 numbers", "1,024 levels", "256 keys", "200,000 points"):
+        assert limit in page
+    assert (rules.MAX_LINE_BYTES, rules.MAX_LINE_NUMBERS, MAX_DEPTH) == (4096, 64, 1024)
+    assert (rules.MAX_RUN_KEYS, rules.MAX_RUN_POINTS) == (256, 200_000)
 
 
 @pytest.mark.parametrize(

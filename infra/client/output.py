@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["compact", "print_fields", "print_json", "print_table", "print_text", "say", "shown", "time_of"]
-
-_AS_WIDE_AS_NEEDED = 1 << 16
 
 
 def say(text: str) -> None:
@@ -32,26 +31,41 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table. Where nobody looks (a pipe, a file) it has no colour and cuts and wraps nothing."""
+    texts = [[shown(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _print_to_look_at(columns, texts)
+        return
+    widths = [max(map(_width, column)) for column in zip(columns, *texts, strict=True)]
+    for row in (columns, *texts):
+        cells = (f"{cell}{' ' * (width - _width(cell))}" for cell, width in zip(row, widths, strict=True))
+        print_text("  ".join(cells).rstrip())
+
+
+def _print_to_look_at(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    looked_at = sys.stdout.isatty()
-    console = Console(
-        file=sys.stdout,
-        force_terminal=None if looked_at else False,  # whatever FORCE_COLOR says
-        width=None if looked_at else _AS_WIDE_AS_NEEDED,
-        highlight=False,
-    )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=not looked_at)
-    for row in rows:
-        table.add_row(*[Text(shown(cell)) for cell in row])
+        table.add_column(column, overflow="fold")
+    for row in texts:
+        table.add_row(*map(Text, row))
+    console = Console(file=sys.stdout, highlight=False)
     with console.capture() as printed:
         console.print(table)
     for line in printed.get().splitlines():
         print_text(line.rstrip())
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "FW" else 1
+        for one in text
+    )
 
 
 def print_fields(fields: Mapping[str, object]) -> None:

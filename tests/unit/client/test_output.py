@@ -14,6 +14,26 @@ def test_a_table_in_a_pipe_cuts_and_wraps_nothing(capsys):
     assert lines == [f"A{' ' * 499}  B", f"{long}  1", "short [red]y"]
 
 
+def test_a_table_s_columns_stand_below_each_other_whatever_the_script(capsys):
+    print_table(("A", "B"), [("é", 1), ("e\u0301", 2), ("\u6f22\u5b57", 3), ("abcd", 4)])
+    assert capsys.readouterr().out == "A     B\né     1\ne\u0301     2\n\u6f22\u5b57  3\nabcd  4\n"
+
+
+def test_a_table_without_rows_is_its_heading(capsys):
+    print_table(("A", "B"), [])
+    assert capsys.readouterr().out == "A  B\n"
+
+
+def test_a_table_to_look_at_is_the_same_within_its_terminal(capsys, monkeypatch):
+    rows = [("short [red]y", None), ("x", "y" * 20)]
+    print_table(("A", "B"), rows)
+    plain = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    print_table(("A", "B"), rows)
+    assert capsys.readouterr().out == plain
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

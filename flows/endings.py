@@ -145,6 +145,8 @@ def _after_failure(counted: Sequence[Ended], policy: Policy) -> Decision:
     failures = [ended for ended in before if ended.ending is Ending.FAILED]
     if last.step is not None and any((f.step, f.error) == (last.step, last.error) for f in failures):
         return Decision(Action.FAIL, f"step {last.step} failed the same way twice: {last.error}")
+    if not policy.failures:
+        return Decision(Action.FAIL, describe(last))
     if len(failures) >= policy.failures:
         return Decision(
             Action.FAIL, f"failed {len(failures) + 1} times, {policy.failures} retried: {describe(last)}"

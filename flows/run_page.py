@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from flows.announcing import Announcer
@@ -36,6 +37,7 @@ RESULT = "result.json"
 BETWEEN_ATTEMPTS_S = 3.0
 """How long the next attempt waits for the telemetry of the last one; what is left goes with its own."""
 
+FINAL_STATES = ("done", "failed", "cancelled")
 REASON_CHARACTERS = 2_000
 AWAY_S = 5.0
 
@@ -60,7 +62,8 @@ class RunPage:
         self._log: _Pushed | None = None
         self._left: list[_Pushed] = []
         self._number = 0
-        self._undelivered: Callable[[], TailThread] | None = None
+        self._source: _Source | None = None
+        self._delivered = True
         self._away_until, self._trouble = 0.0, ""
         self._lock = threading.RLock()
         self._ticking = threading.Lock()
@@ -91,29 +94,24 @@ class RunPage:
         """Follow attempt `number` while it runs: its log, and the telemetry that it writes."""
         if self._announcer is not None:
             self._announcer.begin()
+        if self._api is not None:
+            self._source = _Source(self._api, telemetry, secrets, say)
+        if not self._number and number > 1 and telemetry.exists():
+            # What the last attempt wrote, and its flow process did not read, is that attempt's.
+            self._deliver(number - 1, timeout_s=BETWEEN_ATTEMPTS_S)
         with self._lock:
             self._number = number
             self._put(state="running", attempt=number, reason=None)
             if self._log is not None:
                 self._left.append(self._log)
             self._log = _Pushed(number, log)
-        api = self._api
-        if api is None:
-            yield
-            return
-
-        def new_tail() -> TailThread:
-            destination = TelemetryDestination(api, number)
-            return TailThread(Tail(telemetry, destination, secrets=secrets, say=say))
-
-        tail = new_tail()
-        tail.start()
-        self._undelivered = None
+        tail = None if self._source is None else self._source.tail(number)
+        if tail is not None:
+            tail.start()
         try:
             yield
         finally:
-            if not tail.finish(timeout_s=BETWEEN_ATTEMPTS_S):
-                self._undelivered = new_tail
+            self._delivered = tail is None or tail.finish(timeout_s=BETWEEN_ATTEMPTS_S)
 
     def retrying(self, reason: str) -> None:
         """Say that the last attempt is over, and the run is not."""
@@ -151,20 +149,24 @@ class RunPage:
             return
         deadline = time.monotonic() + timeout_s
         unsent = self._announcer.close(timeout_s=timeout_s) if self._announcer is not None else 0
-        delivered = True
-        if self._undelivered is not None:
-            tail = self._undelivered()
-            tail.start()
-            delivered = tail.finish(timeout_s=max(1.0, deadline - time.monotonic()))
+        if not self._delivered:
+            self._deliver(self._number, timeout_s=max(1.0, deadline - time.monotonic()))
         while self._is_behind() and time.monotonic() < deadline:
             with self._ticking:
                 self._try()
             if self._trouble:
                 time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
-        if not delivered:
+        if not self._delivered:
             self._say("telemetry: not all of it has reached Metrics; the file lies at the run's location")
         if self._is_behind() or unsent:
             self._say(f"Metrics was not told everything of this run: {self._trouble or 'no time was left'}")
+
+    def _deliver(self, number: int, *, timeout_s: float) -> None:
+        """Deliver what is left of the telemetry file, as attempt `number`'s."""
+        if self._source is not None:
+            tail = self._source.tail(number)
+            tail.start()
+            self._delivered = tail.finish(timeout_s=timeout_s)
 
     def _put(self, **said: Any) -> None:
         with self._lock:
@@ -180,8 +182,10 @@ class RunPage:
     def _try(self) -> None:
         assert self._api is not None
         try:
-            self._tell(self._api)
-            self._push(self._api)
+            # Whoever follows a run's log stops at its end: the last lines come before the last word.
+            over = self._said.get("state") in FINAL_STATES
+            for say in (self._push, self._tell) if over else (self._tell, self._push):
+                say(self._api)
         except Trouble as trouble:
             if not self._trouble:
                 logger.warning("Metrics: %s; what is left is said later", trouble)
@@ -210,6 +214,21 @@ class RunPage:
                 self._left.pop(0)
         if (log := self._log) is not None:
             log.push(api)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a run's telemetry comes from and goes to, and what is masked in it."""
+
+    api: RunsApi
+    path: Path
+    secrets: Mapping[str, str]
+    say: Callable[[str], None]
+
+    def tail(self, number: int) -> TailThread:
+        """Return what follows the file for attempt `number`."""
+        destination = TelemetryDestination(self.api, number)
+        return TailThread(Tail(self.path, destination, secrets=self.secrets, say=self.say))
 
 
 class _Pushed:

@@ -1,0 +1,231 @@
+"""Shipped commands on a real stack: killed, cancelled, failing, and what is left of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prefect.blocks.system import Secret
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.processes import is_running
+from flows.scheduling import cancel, resume
+from flows.secret_names import block_name
+from tests.support.metrics_server import running_server
+from tests.support.prefect_stack import prefect_stack
+from tests.support.shipped_runs import SCRIPT, ShippedRun, ShippedRuns
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(240)]
+
+TOKEN = "hunter2-but-longer"
+CHECKS = """
+[[check]]
+key = "f1"
+op = ">="
+threshold = 0.95
+
+[[check]]
+key = "recall"
+op = ">"
+threshold = 0.5
+"""
+
+
+class World:
+    """What happens to each run; all of them at once, on one stack."""
+
+    def __init__(self, runs: ShippedRuns) -> None:
+        self.runs = runs
+
+    def killed_again_and_again(self) -> ShippedRun:
+        """Twice by SIGKILL, once with its worker: that takes the flow process along, without a word."""
+        stack = self.runs.stack
+        stack.deploy(pool="doomed", name="doomed")
+        worker = stack.start_worker("doomed", pool="doomed")
+        run = self.runs.start(
+            "killed",
+            "python",
+            "work.py",
+            "100",
+            "0",
+            deployment="ship/doomed",
+            checks=CHECKS,
+            secrets=("TOKEN",),
+        )
+        os.kill(run.process(from_step=4), signal.SIGKILL)
+        os.kill(run.process(from_step=30), signal.SIGKILL)
+        run.process(from_step=60)
+        worker.send_signal(signal.SIGTERM)
+        worker.wait()
+        stack.start_worker("doomed-again", pool="doomed")
+        run.until("Completed", "Failed", "Cancelled")
+        return run
+
+    def failing(self) -> ShippedRun:
+        run = self.runs.start("failing", "python", "work.py", "2", "75")
+        run.until("Completed", "Failed", "Cancelled")
+        return run
+
+    def cancelled(self) -> ShippedRun:
+        run = self.runs.start(
+            "cancelled",
+            "bash",
+            "-c",
+            "trap '' TERM; sleep 86397 & python work.py 9999 0",
+        )
+        run.process(from_step=2)
+        cancel(run.slug)
+        run.until("Completed", "Failed", "Cancelled")
+        return run
+
+    def tried_again(self) -> ShippedRun:
+        """Its own failure is retried as often as was asked; resumed by hand afterwards, it is done."""
+        run = self.runs.start("tried", "bash", "-c", "echo try; test -e yes || exit 3", retries=1)
+        run.until("Completed", "Failed", "Cancelled")
+        first = run.page()
+        assert (first["state"], first["exit_code"], first["attempt"]) == ("failed", 3, 2), run.told()
+        (next(run.folder.glob("tree-*")) / "yes").touch()
+        resume(run.slug)
+        run.until("Completed")
+        return run
+
+
+SCENARIOS: dict[str, Callable[[World], ShippedRun]] = {
+    "killed": World.killed_again_and_again,
+    "cancelled": World.cancelled,
+    "failing": World.failing,
+    "tried": World.tried_again,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Iterator[ShippedRuns]:
+    directory = tmp_path_factory.mktemp("shipped")
+    (directory / "here.txt").write_text("the directory")
+    with (
+        running_server(tmp_path_factory.mktemp("metrics") / "data") as metrics,
+        prefect_stack(O41_METRICS_HOST=metrics.url, O41_METRICS_API_KEY=metrics.key) as stack,
+        temporary_settings({PREFECT_API_URL: stack.api}),
+    ):
+        Secret(value=TOKEN).save(block_name("TOKEN"))
+        stack.deploy()
+        stack.start_worker("w1")
+        stack.start_rescue("--poll-s", "1")
+        made = ShippedRuns(stack, metrics, directory)
+        made.write(work=SCRIPT)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ended(runs: ShippedRuns) -> Iterator[dict[str, Future[ShippedRun]]]:
+    world = World(runs)
+
+    def in_thread(scenario: Callable[[World], ShippedRun]) -> ShippedRun:
+        with temporary_settings({PREFECT_API_URL: runs.stack.api}):
+            return scenario(world)
+
+    with ThreadPoolExecutor(len(SCENARIOS)) as pool:
+        yield {name: pool.submit(in_thread, scenario) for name, scenario in SCENARIOS.items()}
+
+
+@pytest.fixture
+def run(request, ended) -> ShippedRun:
+    found: ShippedRun = ended[request.param].result()
+    return found
+
+
+def of(name: str) -> Any:
+    return pytest.mark.parametrize("run", [name], indirect=True)
+
+
+def own_points(run: ShippedRun) -> list[dict[str, Any]]:
+    """What the command wrote, as the rules keep it."""
+    lines = map(json.loads, (run.folder / "telemetry.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key != "token"} for line in lines]
+
+
+@of("killed")
+def test_a_run_killed_twice_and_once_with_its_worker_is_one_run_with_all_its_telemetry(run):
+    page = run.page()
+    assert (page["state"], page["attempt"], page["exit_code"]) == ("done", 4, 0), run.told()
+    points = run.points()
+    assert [point["seq"] for point in points] == list(range(1, len(points) + 1))
+    assert [point["data"] for point in points] == own_points(run)
+    assert sorted({point["data"]["step"] for point in points}) == list(range(1, 101))
+    marks = page["telemetry"]["attempts"]
+    assert [mark["attempt"] for mark in marks] == [1, 2, 3, 4]
+    attempts = [point["data"]["attempt"] for point in points]
+    assert [attempts[mark["after_seq"]] for mark in marks] == [1, 2, 3, 4]
+    states = {
+        experiment["status"]
+        for experiment in run.runs.get("experiments?slug=killed").json()["data"]["experiments"]
+    }
+    assert states == {"done"}
+
+
+@of("killed")
+def test_its_result_is_judged_once_it_has_ended(run):
+    page = run.page()
+    assert json.loads(page["result"]) == {"f1": 0.97, "steps": 100}
+    first, second = page["verdicts"]
+    assert (first["passed"], first["value"]) == (True, 0.97)
+    assert not second["passed"]
+    assert "recall" in second["reason"] or second["reason"]
+
+
+@of("killed")
+def test_a_secret_is_nowhere_in_what_is_kept_and_served_of_a_run(run):
+    served = "".join(run.served_log(number) for number in (1, 2, 3, 4))
+    assert "in the directory with ***\n" in served
+    kept = {path: path.read_bytes() for path in run.location.rglob("*") if path.is_file()}
+    assert any(path.parts[-3] == "telemetry" for path in kept)
+    logs = {path: path.read_bytes() for path in run.folder.glob("*.log")}
+    assert len(logs) == 4
+    assert [path for path, data in {**kept, **logs}.items() if TOKEN.encode() in data] == []
+    assert TOKEN not in served + json.dumps(run.points()) + json.dumps(run.page())
+    assert list(run.folder.glob("*.output-*")) == []
+
+
+@of("killed")
+def test_every_attempt_s_log_is_whole_also_that_of_the_one_whose_flow_process_died(run):
+    for number in (1, 2, 3, 4):
+        log = (run.folder / f"attempt-{number:04d}.log").read_text()
+        assert log.startswith(f"attempt {number} of killed from ")
+        steps = [int(line.split()[1]) for line in log.splitlines() if line.startswith("step ")]
+        assert steps == list(range(steps[0], steps[0] + len(steps)))
+        served = run.served_log(number)
+        assert log.startswith(served) if number == 3 else served == log
+
+
+@of("failing")
+def test_a_command_s_exit_code_is_the_run_s_whatever_it_means_elsewhere(run):
+    """75 of `sexpgpu run` is waited out; of a stranger's command it is a failure like any other."""
+    view, page = run.view(), run.page()
+    assert (view.state, page["state"], page["exit_code"], page["attempt"]) == ("Failed", "failed", 75, 1)
+    assert page["reason"] == view.message == "exit code 75: step 2"
+
+
+@of("cancelled")
+def test_a_cancelled_run_leaves_no_process_whatever_ignores_signals(run):
+    assert run.page()["state"] == "cancelled", run.told()
+    wait_until(lambda: run.runs.stack.pids("sleep 86397") == [], within_s=10)
+    ledger = run.ledger()
+    assert ledger is not None
+    trainer = ledger.attempts[-1].trainer
+    assert trainer is not None
+    assert not is_running(trainer.pid)
+
+
+@of("tried")
+def test_a_failure_is_retried_as_asked_and_the_run_can_be_resumed_afterwards(run):
+    page = run.page()
+    assert (page["state"], page["exit_code"], page["attempt"]) == ("done", 0, 3)
+    assert page["verdicts"] is None

@@ -9,12 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from prefect.blocks.system import Secret
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.processes import is_running
 from flows.scheduling import cancel, resume
-from flows.secret_names import block_name
+from flows.secret_values import set_secret
 from tests.support.metrics_server import running_server
 from tests.support.prefect_stack import prefect_stack
 from tests.support.shipped_runs import SCRIPT, ShippedRun, ShippedRuns
@@ -115,7 +114,7 @@ def runs(tmp_path_factory) -> Iterator[ShippedRuns]:
         prefect_stack(O41_METRICS_HOST=metrics.url, O41_METRICS_API_KEY=metrics.key) as stack,
         temporary_settings({PREFECT_API_URL: stack.api}),
     ):
-        Secret(value=TOKEN).save(block_name("TOKEN"))
+        set_secret("TOKEN", TOKEN)
         stack.deploy()
         stack.start_worker("w1")
         stack.start_rescue("--poll-s", "1")

@@ -290,15 +290,14 @@ def _due(extents: Sequence[_Extent]) -> int:
         run.append(extent)
     if sum(extent.size for extent in run) >= BLOCK_BYTES:
         return len(run)
-    num_last, count = 0, _FAN_OUT
+    num_last, size = 0, _FAN_OUT
     while num_last < len(run):
-        while num_last < len(run) and run[num_last].num_points < count:
+        smaller = num_last
+        while num_last < len(run) and run[num_last].num_points < size:
             num_last += 1
-        if num_last >= _FAN_OUT:
+        if num_last - smaller >= _FAN_OUT:
             return num_last
-        if count > rules.MAX_RUN_POINTS:
-            return 0
-        count *= _FAN_OUT
+        size *= _FAN_OUT
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.stack import use_stack
 from infra.local import cli as local
 from infra.local.errors import StackError
 from runtime import __version__
@@ -155,7 +156,7 @@ def train(
     if cron is not None and follow:
         raise Rejected("--follow follows one run, and --cron schedules many: leave one of them out.")
     # Prefect reads its settings when it is imported: the address comes first.
-    _connect(data)
+    use_stack(data)
     from flows.check import check_experiment, check_store
 
     check_store(parameters.location)
@@ -177,7 +178,7 @@ def resume(
     data: local.Data = None,
 ) -> None:
     """Schedule a run that ended (failed, cancelled) again: it goes on from its newest checkpoint."""
-    _connect(data)
+    use_stack(data)
     from flows import scheduling
 
     _told(scheduling.resume(slug), "scheduled again", follow=follow, as_json=as_json)
@@ -191,7 +192,7 @@ def cancel(
     data: local.Data = None,
 ) -> None:
     """Cancel a run. It saves within its notice, and stays cancelled until you resume it."""
-    _connect(data)
+    use_stack(data)
     from flows import scheduling
 
     _told(scheduling.cancel(slug), "cancelling", follow=False, as_json=as_json)
@@ -204,7 +205,7 @@ def follow_(
     data: local.Data = None,
 ) -> None:
     """Print a run's log since it was last scheduled, until it is final; exit by how it ended."""
-    _connect(data)
+    use_stack(data)
     _follow(slug, err=False)
 
 
@@ -216,7 +217,7 @@ def list_(
     data: local.Data = None,
 ) -> None:
     """List the runs: slug, state, when, and where the checkpoints are."""
-    _connect(data)
+    use_stack(data)
     from flows.scheduling import list_runs
 
     runs = list_runs(limit=limit)
@@ -244,21 +245,6 @@ def _cron(parameters: "TrainParameters", cron: str) -> None:
 
     page = schedule_cron(parameters, title=parameters.experiment, cron=cron)
     typer.echo(f"{parameters.slug}-<time>: scheduled at {cron} (UTC): {page}")
-
-
-def _connect(data: Path | None) -> None:
-    """Point this process at a Prefect: that of `--data`, else `PREFECT_API_URL`, else the default stack's."""
-    if data is None and os.environ.get("PREFECT_API_URL"):
-        return
-    directory = local.data_directory(data)
-    from infra.local.environment import command_environment
-    from infra.local.supervision import Supervisor
-
-    if Supervisor(directory).pid() is None:
-        raise StackError(f"the stack in {directory.path} is not up: start it with slugline up")
-    variables = command_environment(directory, os.environ)
-    os.environ.clear()
-    os.environ.update(variables)
 
 
 def _told(run: "RunView", what: str, *, follow: bool, as_json: bool) -> None:

@@ -21,9 +21,9 @@ __all__ = [
     "Live",
     "RunView",
     "cancel",
+    "check_schedule",
     "find_run",
     "list_runs",
-    "refuse_live",
     "resume",
     "schedule",
 ]
@@ -75,16 +75,18 @@ def schedule(parameters: RunParameters, *, deployment: str | None = None) -> Run
         return _create(server, deployment_id, parameters.slug, values, key=parameters.slug)
 
 
-def refuse_live(slug: str, *, command: str) -> None:
-    """See whether `command` may schedule a run of this slug.
+def check_schedule(slug: str | None, *, command: str) -> None:
+    """See whether `command` may schedule a run of this slug; unset: of one that no run has.
 
     Raises:
         Live: its run is not over.
-        Rejected: it is another command's.
+        Rejected: it is another command's, or there is no deployment.
         Unavailable: the Prefect server cannot be reached.
     """
     with connect() as server:
-        _require_final(slug, server.runs(slug=slug), command)
+        server.deployment_id(DEPLOYMENTS[command])
+        if slug is not None:
+            _require_final(slug, server.runs(slug=slug), command)
 
 
 def resume(slug: str) -> RunView:

@@ -99,7 +99,9 @@ class FlowRun:
 class Block:
     """A block of Prefect: a named bundle of settings. `data` may hold secrets, and is not shown."""
 
+    id: str
     name: str | None
+    updated: datetime
     data: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -316,14 +318,14 @@ class Server:
                 break
         return found
 
-    def blocks(self, *, like: str, type_slug: str) -> list[Block]:
-        """Return the blocks of a type whose name holds `like`, with the secrets in them."""
+    def blocks(self, *, like: str, type_slug: str, with_secrets: bool) -> list[Block]:
+        """Return the blocks of a type whose name holds `like`, with their secrets hidden unless asked for."""
         found: list[Block] = []
         while len(found) % PAGE == 0:
             body = {
                 "block_documents": {"name": {"like_": like}},
                 "block_types": {"slug": {"any_": [type_slug]}},
-                "include_secrets": True,
+                "include_secrets": with_secrets,
                 "offset": len(found),
                 "limit": PAGE,
             }
@@ -332,6 +334,14 @@ class Server:
             if not page:
                 break
         return found
+
+    def delete_block(self, block_id: str) -> None:
+        """Delete a block; one that is gone is no error."""
+        try:
+            self._send("DELETE", f"/block_documents/{block_id}", None)
+        except _RefusedError as error:
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
 
     def put_artifact(self, flow_run_id: str, *, key: str, type: str, data: Any, description: str) -> None:  # noqa: A002 - Prefect's word
         """Make the run's artifact `key`, or replace what it shows."""

@@ -14,7 +14,7 @@ from infra.client.http import httpx
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["FINAL_STATES", "Points", "RunsApi", "connect"]
+__all__ = ["FINAL_STATES", "Log", "Points", "RunsApi", "connect"]
 
 FINAL_STATES = frozenset({"done", "failed", "cancelled"})
 
@@ -28,6 +28,20 @@ class Points:
 
     chunks: Iterator[bytes]
     last_seq: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What of one attempt's log was asked for, in chunks. `size_bytes` is where that log ends by now.
+
+    `next_attempt` is the next one that has a log, `final` whether the run is over.
+    """
+
+    chunks: Iterator[bytes]
+    attempt: int
+    size_bytes: int
+    next_attempt: int | None
     final: bool
 
 
@@ -78,6 +92,40 @@ class RunsApi(Client):
         finally:
             response.close()
 
+    def check_files(self, *, telemetry: str | None, checks: str | None) -> None:
+        """See whether a run could be made with these texts of `telemetry.toml` and `checks.toml`.
+
+        Raises:
+            Refused: it could not.
+        """
+        self.post("runs/check", {"telemetry": telemetry, "checks": checks})
+
+    def create(self, new: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a run, or launch the one of its slug again, and return it."""
+        made: dict[str, Any] = self.post("runs", new)
+        return made
+
+    def tell(self, name: str, said: Mapping[str, Any]) -> None:
+        """Change what a run's record says."""
+        self.of_run(name, lambda path: self.patch(path, said))
+
+    @contextmanager
+    def log(self, name: str, *, attempt: int, after: int = 0, wait_s: float = 0) -> Iterator[Log]:
+        """Stream an attempt's log from byte `after` on; it is read within the context.
+
+        With `wait_s` the answer comes once there is more, a later attempt has a log, or the run is over.
+        """
+
+        def ask(path: str) -> httpx.Response:
+            query: dict[str, str | int] = {"attempt": attempt, "after": after, "wait_s": f"{wait_s:g}"}
+            return self._send(self._http.build_request("GET", f"/api/v1/{path}", params=query), stream=True)
+
+        response = self.of_run(name, ask, "/log")
+        try:
+            yield self._log_of(response)
+        finally:
+            response.close()
+
     def of_run(self, name: str, ask: Callable[[str], Any], rest: str = "") -> Any:
         """Return what `ask` answers for the address of a run and what comes after it.
 
@@ -107,6 +155,25 @@ class RunsApi(Client):
             raise self._garbled(f"points without {error}") from error
         return Points(self._whole_lines(response), last_seq, final)
 
+    def _log_of(self, response: httpx.Response) -> Log:
+        headers = response.headers
+        try:
+            attempt, size_bytes = int(headers["x-attempt"]), int(headers["x-log-size"])
+            next_attempt = int(headers["x-next-attempt"]) if headers["x-next-attempt"] else None
+            final = headers["x-run-final"] == "true"
+        except (KeyError, ValueError) as error:
+            raise self._garbled(f"a log without {error}") from error
+        return Log(self._chunks(response), attempt, size_bytes, next_attempt, final)
+
+    def _chunks(self, response: httpx.Response) -> Iterator[bytes]:
+        try:
+            yield from response.iter_bytes()
+        except httpx.HTTPError as error:
+            raise self._broken_off(error) from error
+
+    def _broken_off(self, error: httpx.HTTPError) -> Unavailable:
+        return Unavailable(f"{self._unreachable(error)}, in the middle of an answer: ask again")
+
     def _whole_lines(self, response: httpx.Response) -> Iterator[bytes]:
         rest = b""
         try:
@@ -118,7 +185,7 @@ class RunsApi(Client):
                 else:
                     rest += chunk
         except httpx.HTTPError as error:
-            raise Unavailable(f"{self._unreachable(error)}, in the middle of an answer: ask again") from error
+            raise self._broken_off(error) from error
         if rest:
             raise Unavailable(f"Metrics at {self.host} stopped in the middle of an answer: ask again")
 

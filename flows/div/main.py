@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from flows.div import show, telemetry
+from flows.div import ending, logs, run, secret, show, telemetry
 from infra.client.ending import run_and_exit
 
 if TYPE_CHECKING:
@@ -20,9 +20,14 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
+app.command(context_settings=run.OPTIONS)(run.run)
 app.command(name="list")(show.list_)
 app.command()(show.show)
 app.command()(show.files)
+app.command()(logs.logs)
+app.command()(ending.cancel)
+app.command()(ending.resume)
+app.add_typer(secret.app, name="secret")
 app.command()(telemetry.telemetry)
 
 

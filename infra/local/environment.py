@@ -78,6 +78,8 @@ def client_environment(directory: DataDirectory, environ: Mapping[str, str]) -> 
         # each step several times slower as soon as a core is taken. The bits are the same.
         "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "passive"),
         "PREFECT_API_URL": prefect_url(ports) + "/api",
+        # Where `div run` ships to, and a run without a location of its own keeps everything.
+        "SLUGLINE_LOCATION": f"s3://{BUCKET}",
         "SYVAIN_METRICS_HOST": metrics_url(ports),
     }
     if key := directory.metrics_key():
@@ -96,8 +98,6 @@ def service_environment(directory: DataDirectory, environ: Mapping[str, str]) ->
         MARKER: str(directory.path),
         # `python` and `sexpgpu` in a service are those that it was started with, activated or not.
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), environ.get("PATH", os.defpath)]),
-        # A run that is scheduled without these keeps everything in this stack.
-        "SLUGLINE_LOCATION": f"s3://{BUCKET}",
         "SLUGLINE_TARGETS": "syvain",
         "SLUGLINE_WORK_DIR": str(directory.runs),
         "AWS_EC2_METADATA_DISABLED": "true",

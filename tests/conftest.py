@@ -2,6 +2,7 @@
 
 pytest_plugins = [
     "tests.support.metrics_server",  # before those that import it
+    "tests.support.browser",
     "tests.support.databases",
     "tests.support.forge",
     "tests.support.runs",

@@ -24,7 +24,14 @@ environment:
                            AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_PROFILE
   O41_METRICS_HOST         the Metrics server of the target syvain, with its key O41_METRICS_API_KEY;
                            SYVAIN_METRICS_HOST and SYVAIN_METRICS_API_KEY are their older names
+  DIVERGENT_TELEMETRY_PATH the run's telemetry file: every metric is written there as well, train/loss as
+                           train.loss
   SLUGLINE_LIFELINE_FD     set by a flow: the pipe whose end asks the run to end
+
+inside `div run` no flag is needed; what no flag says is found in:
+  SLUGLINE_SLUG            the slug
+  SLUGLINE_CHECKPOINTS     the location
+  DIVERGENT_RUN            the run's name: there is Metrics, so events go to syvain
 
 exit codes:
   0 done    1 the run's own error    2 a mistake in a flag or in the file, nothing touched

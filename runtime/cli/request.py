@@ -23,6 +23,8 @@ __all__ = ["DEFAULT_NOTICE_S", "RunRequest", "check_location", "check_target", "
 DEFAULT_NOTICE_S = 20.0
 """Under the 30 seconds that Prefect gives a run that it cancels."""
 
+METRICS_KEYS = ("O41_METRICS_API_KEY", "SYVAIN_METRICS_API_KEY")
+
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -31,9 +33,9 @@ class RunRequest:
     """One start of one run.
 
     An unset `variant`, `steps`, `eval_every` means the file's own. `slug` is always set; `slug_given` says
-    whether the user chose it. An unset `location` means that nothing is kept, no `metrics` that events go
-    nowhere, an unset `device` the GPU where there is one. `location` and `metrics` are as they were given;
-    who opens them reads them.
+    whether the user or `div run` chose it. An unset `location` means that nothing is kept, no `metrics` that
+    events go nowhere, no `telemetry` that there is no file for it, an unset `device` the GPU where there is
+    one. `location` and `metrics` are as they were given; who opens them reads them.
     """
 
     file: Path
@@ -46,6 +48,7 @@ class RunRequest:
     folder: str | None = None
     location: str | None = None
     metrics: tuple[str, ...] = ()
+    telemetry: Path | None = None
     device: Literal["cpu", "cuda"] | None = None
     devices: tuple[int, ...] = ()
     resume: Literal["auto", "never"] | int = "auto"
@@ -75,6 +78,8 @@ class RunRequest:
 def read_request(given: argparse.Namespace, environ: Mapping[str, str], *, now: datetime) -> RunRequest:
     """Return the checked request that the flags and the environment make; `now` (UTC) names an unnamed run.
 
+    What no flag says, `div run` says in the environment: slug, location, Metrics. Flags win.
+
     Raises:
         Rejected: a value that its flag does not take, or flags that contradict each other.
     """
@@ -83,17 +88,20 @@ def read_request(given: argparse.Namespace, environ: Mapping[str, str], *, now: 
     if given.diagnostics not in {None, "off"}:
         raise Rejected(f"--diagnostics must be off, got {given.diagnostics!r}: others are not taken yet")
     file = Path(given.file)
+    slug, slug_source = _said(given.slug, "--slug", environ, "SLUGLINE_SLUG")
+    location, location_source = _said(given.location, "--location", environ, "SLUGLINE_CHECKPOINTS")
     request = RunRequest(
         file=file,
         variant=given.variant,
         knobs=_knobs(given.knob, steps=given.steps, eval_every=given.eval_every),
         steps=_integer("--steps", given.steps, at_least=1),
         eval_every=_integer("--eval-every", given.eval_every, at_least=1),
-        slug=_slug(given.slug, file, now),
-        slug_given=given.slug is not None,
+        slug=_slug(slug, file, now, source=slug_source),
+        slug_given=slug is not None,
         folder=given.folder,
-        location=_location(given.location),
+        location=_location(location, source=location_source),
         metrics=_metrics(given.metrics, environ),
+        telemetry=_telemetry(environ),
         device=_device(given.device),
         devices=_devices(given.devices, given.device),
         resume=_resume(given.resume),
@@ -142,14 +150,21 @@ def _integer(flag: str, text: str | None, *, at_least: int) -> int | None:
     return value
 
 
-def _slug(text: str | None, file: Path, now: datetime) -> str:
+def _said(flag: str | None, name: str, environ: Mapping[str, str], variable: str) -> tuple[str | None, str]:
+    """Return what the flag says, else the variable, and which it was; an empty variable says nothing."""
+    if flag is not None:
+        return flag, name
+    return environ.get(variable) or None, variable
+
+
+def _slug(text: str | None, file: Path, now: datetime, *, source: str) -> str:
     if text is None:
         time = f"{now:%Y%m%dT%H%M%S}.{now.microsecond // 1000:03d}Z"
         return f"{limits.cut_units(file.stem, 150)}-{time}"
     try:
         limits.check_slug(text)
     except ValueError as error:
-        raise Rejected(f"--slug: {error}") from error
+        raise Rejected(f"{source}: {error}") from error
     return text
 
 
@@ -169,9 +184,9 @@ def check_target(text: str, *, source: str) -> None:
         raise Rejected(f"{source} takes jsonl:PATH, stdout or syvain, got {text!a}")
 
 
-def _location(text: str | None) -> str | None:
+def _location(text: str | None, *, source: str) -> str | None:
     if text is not None:
-        check_location(text, source="--location")
+        check_location(text, source=source)
     return text
 
 
@@ -180,7 +195,14 @@ def _metrics(given: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...
     targets = given or environ.get("SEXPGPU_METRICS", "").split()
     for target in targets:
         check_target(target, source=source)
+    if not targets and environ.get("DIVERGENT_RUN") and any(environ.get(key) for key in METRICS_KEYS):
+        return ("syvain",)
     return tuple(targets)
+
+
+def _telemetry(environ: Mapping[str, str]) -> Path | None:
+    text = environ.get("DIVERGENT_TELEMETRY_PATH")
+    return Path(text) if text else None
 
 
 def _device(text: str | None) -> Literal["cpu", "cuda"] | None:

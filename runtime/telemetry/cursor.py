@@ -6,12 +6,14 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HEAD_BYTES", "NEAR_BYTES", "Cursor", "Place", "digest", "heads_of"]
+__all__ = ["HEAD_BYTES", "MAX_PAST", "NEAR_BYTES", "Cursor", "Place", "digest", "heads_of"]
 
 HEAD_BYTES = 1_024
 NEAR_BYTES = 64
 _HEAD_SIZES = (16, 64, 256, HEAD_BYTES)
-_MAX_PAST = 16
+MAX_PAST = 16
+"""How many files that were read to their end are remembered."""
+
 _VERSION = 1
 
 
@@ -58,7 +60,7 @@ class Place:
 class Cursor:
     """The files that are being read, the one at the path last, and those that were read to their end.
 
-    `past` keeps the newest 16: a run that comes back to a host finds its file there again.
+    `past` holds the newest of these: a run that comes back to a host finds its file there again.
     """
 
     files: tuple[Place, ...] = ()
@@ -69,7 +71,7 @@ class Cursor:
         return {
             "version": _VERSION,
             "files": [place.to_json() for place in self.files],
-            "past": [place.to_json() for place in self.past[-_MAX_PAST:]],
+            "past": [place.to_json() for place in self.past],
         }
 
     @classmethod

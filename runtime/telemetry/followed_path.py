@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from runtime.telemetry.cursor import Cursor
+from runtime.telemetry.cursor import MAX_PAST, Cursor
 from runtime.telemetry.followed import FollowedFile, end_of, open_file
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class FollowedPath:
         return too_many or self._clock() - self._grew_at[file] >= self._linger_s
 
     def _leave(self, file: FollowedFile) -> None:
-        self._past.append(file.place())
+        self._past = [*self._past, file.place()][-MAX_PAST:]
         self._files.remove(file)
         del self._grew_at[file]
         file.close()
@@ -152,7 +152,7 @@ class FollowedPath:
 
     def _find(self, place: Place) -> None:
         """Open the file of `place` wherever it is in its folder; what is gone, or another, is past."""
-        self._past.append(place)  # where `_add` finds it
+        self._past = [*self._past, place][-MAX_PAST:]  # where `_add` finds it
         try:
             for candidate in (self._path, *self._with_inode(place.inode)):
                 fd = open_file(candidate)

@@ -107,10 +107,19 @@ class Tail:
         batch = self._pending = self._pending or self._read(file)
         if batch is None:
             return None
-        self._destination.send(batch)
+        try:
+            self._destination.send(batch)
+        except Moved:
+            if not self._is_stored(batch):
+                raise
         self._after_seq += len(batch.points)
         self._pending = None
         return batch
+
+    def _is_stored(self, batch: Batch) -> bool:
+        """Tell whether what is stored is this very batch: an answer was lost, and no file need be left."""
+        stored = self._destination.cursor()
+        return (stored.last_seq, stored.cursor) == (batch.after_seq + len(batch.points), batch.cursor)
 
     def _begin(self) -> FollowedPath:
         stored = self._destination.cursor()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from runtime.errors import Unavailable
 from runtime.events.targets import parse_targets
+from runtime.events.telemetry import TelemetryTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,8 @@ def execute(request: RunRequest, interrupts: Interrupts) -> int:
 
 def _targets(request: RunRequest, session: str) -> list[Target]:
     targets = parse_targets(request.metrics, os.environ, session=session, folder=request.folder)
+    if request.telemetry is not None:
+        targets.append(TelemetryTarget(request.telemetry))
     for target in targets:
         target.check()
     return targets

@@ -137,3 +137,50 @@ def test_a_bad_value_is_refused_with_what_is_accepted(flags: list[str], message:
 def test_an_empty_file_name_is_refused():
     with pytest.raises(Rejected, match="FILE must be text, not empty and without NUL"):
         request(file="")
+
+
+INSIDE = {
+    "SLUGLINE_SLUG": "warm-up",
+    "SLUGLINE_CHECKPOINTS": "s3://bucket/runs/warm-up/checkpoints",
+    "DIVERGENT_RUN": "warm-up",
+    "DIVERGENT_TELEMETRY_PATH": "/work/warm-up/telemetry.jsonl",
+    "O41_METRICS_API_KEY": "key",
+}
+
+
+def test_inside_div_run_no_flag_is_needed():
+    made = request(**INSIDE)
+    assert (made.slug, made.slug_given, made.location) == ("warm-up", True, INSIDE["SLUGLINE_CHECKPOINTS"])
+    assert made.metrics == ("syvain",)
+    assert made.telemetry == Path("/work/warm-up/telemetry.jsonl")
+
+
+def test_flags_win_over_what_div_run_says():
+    made = request("--slug", "mine", "--location", "/tmp/ckpt", "--metrics", "stdout", **INSIDE)
+    assert (made.slug, made.location, made.metrics) == ("mine", "/tmp/ckpt", ("stdout",))
+    assert made.telemetry is not None
+
+
+def test_targets_of_the_environment_win_over_the_one_inside_div_run():
+    assert request(**INSIDE, SEXPGPU_METRICS="stdout").metrics == ("stdout",)
+
+
+def test_inside_div_run_without_metrics_settings_events_go_nowhere_else():
+    assert request(**{**INSIDE, "O41_METRICS_API_KEY": ""}).metrics == ()
+
+
+def test_a_key_of_metrics_alone_sends_nothing():
+    assert request(O41_METRICS_API_KEY="key").metrics == ()
+
+
+def test_empty_variables_say_nothing():
+    made = request(**dict.fromkeys(INSIDE, ""))
+    assert (made.slug_given, made.location, made.metrics, made.telemetry) == (False, None, (), None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("SLUGLINE_SLUG", "x" * 201), ("SLUGLINE_CHECKPOINTS", "gs://bucket/x")]
+)
+def test_a_bad_variable_is_refused_by_its_name(variable, value):
+    with pytest.raises(Rejected, match=variable):
+        request(**{**INSIDE, variable: value})

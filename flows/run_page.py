@@ -151,15 +151,25 @@ class RunPage:
         unsent = self._announcer.close(timeout_s=timeout_s) if self._announcer is not None else 0
         if not self._delivered:
             self._deliver(self._number, timeout_s=max(1.0, deadline - time.monotonic()))
-        while self._is_behind() and time.monotonic() < deadline:
-            with self._ticking:
-                self._try()
+        while self._is_behind() and (left_s := deadline - time.monotonic()) > 0:
+            if self._ticking.acquire(timeout=left_s):
+                try:
+                    self._try()
+                finally:
+                    self._ticking.release()
             if self._trouble:
                 time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
         if not self._delivered:
             self._say("telemetry: not all of it has reached Metrics; the file lies at the run's location")
         if self._is_behind() or unsent:
             self._say(f"Metrics was not told everything of this run: {self._trouble or 'no time was left'}")
+        self._leave()
+
+    def _leave(self) -> None:
+        """Say nothing more."""
+        api, self._api, self._source = self._api, None, None
+        if api is not None:
+            api.close()
 
     def _deliver(self, number: int, *, timeout_s: float) -> None:
         """Deliver what is left of the telemetry file, as attempt `number`'s."""
@@ -192,7 +202,7 @@ class RunPage:
             self._trouble, self._away_until = str(trouble), time.monotonic() + AWAY_S
         except Refused as refused:
             self._say(f"this run's log and telemetry are not kept in Metrics: {refused}")
-            self._api = None
+            self._leave()
         else:
             self._trouble = ""
 

@@ -26,7 +26,7 @@ MAX_RESULT_BYTES = 262_144
 MAX_TEXT_BYTES = 256 << 10
 """What is appended to a log at once: the server takes 1 MiB."""
 
-REQUEST_S = 10.0
+REQUEST_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

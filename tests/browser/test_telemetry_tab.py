@@ -302,6 +302,30 @@ def test_tabs_are_reached_by_keyboard(site, page):
     panel(page, "loss")
 
 
+def test_a_panel_is_read_and_looked_at_closely_by_keyboard(site, page):
+    page.goto(site.run("keys", [{"step": step, "loss": step * 1.5} for step in range(11)]))
+    plot = panel(page, "loss").locator(".plot")
+    plot.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    tip = plot.get_by_role("status")
+    expect(tip).to_contain_text("step 2")
+    expect(tip).to_contain_text("3")
+    with page.expect_response(re.compile(r"first=-0.5&last=4.5$")):
+        page.keyboard.press("+")
+    expect(panel(page, "loss").get_by_role("button", name="whole")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(panel(page, "loss").get_by_role("button", name="whole")).to_be_hidden()
+
+
+def test_the_widest_values_are_drawn(site, page):
+    points = [{"a": 1e308, "b": 5e-324, "c": 2**64 - 1}, {"a": -1e308, "b": 1e308, "c": -(2**63)}]
+    layout = '[[panel]]\ny = "a"\n[[panel]]\ny = "b"\nscale = "log"\n[[panel]]\ny = "c"\n'
+    page.goto(site.run("wide", points, telemetry=layout))
+    for key in "abc":
+        assert len(ink(panel(page, key)).columns) > 300, key
+
+
 def test_an_experiment_without_a_run_says_so_until_it_has_one(site, page):
     made = site.http.post("/api/v1/experiments", json={"slug": "alone"}).json()["data"]["experiment"]
     address = f"{site.url}/dashboard/experiments/{made['id']}/telemetry"

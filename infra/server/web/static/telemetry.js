@@ -4,9 +4,9 @@ import { html, nearest, short } from "./page.js";
 
 const HEIGHT = 220;
 const AT_ONCE = 16; // so many panels the server draws for one request
-const HUGE = 8e307; // the widest bounds whose distance is a number
+const HUGE = 8e307; // what lies farther out is drawn there: distances stay numbers
 const grid = document.querySelector("#panels");
-const shown = new Map(); // figure -> { panel, plot, window, seen, lastSeq }
+const shown = new Map(); // figure -> what is drawn in it, of which points, and what is looked at
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -28,12 +28,16 @@ function entriesOf(line, place) {
   return entries;
 }
 
+function fit(value) {
+  return Math.max(-HUGE, Math.min(HUGE, value));
+}
+
 function tableOf(panel) {
   const entries = panel.lines.flatMap(entriesOf).sort((a, b) => a.x - b.x);
-  const columns = [entries.map((one) => one.x), ...panel.lines.map(() => new Array(entries.length))];
+  const columns = [entries.map((one) => fit(one.x)), ...panel.lines.map(() => new Array(entries.length))];
   const lone = panel.lines.map(() => []);
   entries.forEach((one, row) => {
-    columns[one.place + 1][row] = one.value;
+    columns[one.place + 1][row] = one.value === null ? null : fit(one.value);
     if (one.lone) lone[one.place].push(row);
   });
   return { columns, lone };
@@ -41,8 +45,10 @@ function tableOf(panel) {
 
 // ---------------------------------------------------------------- axes
 
-function clamp([low, high]) {
-  return [Math.max(low, -HUGE), Math.min(high, HUGE)];
+function decades(least, most) {
+  const low = Math.max(10 ** Math.floor(Math.log10(least)), 1e-300);
+  const high = Math.min(10 ** Math.ceil(Math.log10(most)), 1e300);
+  return low < high ? [low, high] : [low / 10, low * 10];
 }
 
 function yRange(panel, low, high) {
@@ -50,8 +56,7 @@ function yRange(panel, low, high) {
   const ends = [low, high, panel.rule].filter((one) => one !== null && one !== undefined && (!log || one > 0));
   const [least, most] = ends.length ? [Math.min(...ends), Math.max(...ends)] : log ? [1, 10] : [0, 1];
   const pad = most > least ? 0.05 * (most / 2 - least / 2) * 2 : Math.abs(most) * 0.1 || 1;
-  const fitted = log ? [10 ** Math.floor(Math.log10(least)), 10 ** Math.ceil(Math.log10(most))] : clamp([least - pad, most + pad]);
-  if (log && fitted[0] === fitted[1]) fitted[1] *= 10;
+  const fitted = log ? decades(least, most) : [fit(least - pad), fit(most + pad)];
   const bounds = [panel.min ?? fitted[0], panel.max ?? fitted[1]];
   if (bounds[0] < bounds[1]) return bounds;
   // One bound is given, and every point lies beyond it.
@@ -63,7 +68,7 @@ function xRange(figure, low, high) {
   const { window } = shown.get(figure);
   if (window) return window;
   if (low === null || low === undefined) return [0, 1];
-  return low === high ? [low - 1, high + 1] : clamp([low, high]);
+  return low === high ? [low - 1, high + 1] : [fit(low), fit(high)];
 }
 
 function axis(more) {
@@ -149,12 +154,16 @@ function draw(figure) {
   if (!panel.lines.some((line) => line.points > 0)) return;
   const { columns, lone } = tableOf(panel);
   place.replaceChildren();
-  place.setAttribute("role", "img");
+  place.tabIndex = 0;
+  place.setAttribute("role", "application");
+  place.setAttribute("aria-roledescription", "chart; arrow keys read values, + and - look closer, Escape shows all");
   place.setAttribute("aria-label", `${panel.lines.map((line) => line.key).join(", ")} against ${panel.x ?? "the point's place in the run"}`);
   state.plot = new uPlot(optionsOf(figure, panel, lone, place.clientWidth), columns, place);
   state.plot.over.addEventListener("dblclick", () => look(figure, null));
   state.tip = html("div", "tip", "", place);
+  state.tip.setAttribute("role", "status");
   state.tip.hidden = true;
+  if (state.cursor !== null) point(figure, state.cursor);
 }
 
 function count(number, what) {
@@ -198,6 +207,52 @@ function showTip(figure, plot, panel) {
   tip.style.left = `${Math.max(0, plot.over.offsetLeft + left + (right ? -tip.offsetWidth - 12 : 12))}px`;
 }
 
+// ---------------------------------------------------------------- by keyboard
+
+// The pointer put at a value along x, as an arrow key does it.
+function point(figure, x) {
+  const { plot } = shown.get(figure);
+  plot.setCursor({ left: plot.valToPos(x, "x"), top: 0 });
+}
+
+function step(figure, by) {
+  const state = shown.get(figure);
+  const places = [...new Set(state.panel.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+  if (!places.length) return;
+  const at = state.cursor === null ? (by > 0 ? 0 : places.length - 1) : nearest(places, state.cursor) + by;
+  state.cursor = places[Math.max(0, Math.min(places.length - 1, at))];
+  point(figure, state.cursor);
+}
+
+function closer(figure, by) {
+  const state = shown.get(figure);
+  const { min, max } = state.plot.scales.x;
+  const middle = state.cursor ?? min / 2 + max / 2;
+  const half = (max / 2 - min / 2) * by;
+  if (half > 0) look(figure, [middle - half, middle + half]);
+}
+
+const KEYS = {
+  ArrowLeft: (figure) => step(figure, -1),
+  ArrowRight: (figure) => step(figure, 1),
+  "+": (figure) => closer(figure, 0.5),
+  "-": (figure) => closer(figure, 2),
+  Escape: (figure) => look(figure, null),
+};
+
+function onKey(event) {
+  const figure = event.target.closest("figure");
+  if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key] || !shown.get(figure).plot) return;
+  event.preventDefault();
+  KEYS[event.key](figure);
+}
+
+function leave({ target }) {
+  const state = shown.get(target.closest("figure"));
+  state.cursor = null;
+  if (state.tip) state.tip.hidden = true;
+}
+
 // ---------------------------------------------------------------- reading
 
 function zoom(figure, plot) {
@@ -211,16 +266,19 @@ function look(figure, window) {
   state.window = window;
   state.lastSeq = -1;
   figure.querySelector(".whole").hidden = !window;
-  return read([figure]);
+  readSeen().catch(() => {}); // what fails is asked for again at the next refresh
 }
 
 async function read(figures) {
   const { window } = shown.get(figures[0]);
   const widths = figures.map((figure) => figure.querySelector(".plot").clientWidth - 56);
-  const query = new URLSearchParams({ panels: figures.map((figure) => figure.dataset.panel).join(","), width: Math.max(50, Math.min(4000, ...[Math.max(...widths)])) });
-  if (window) for (const [name, end] of [["first", window[0]], ["last", window[1]]]) query.set(name, end);
+  const query = new URLSearchParams({
+    panels: figures.map((figure) => figure.dataset.panel).join(","),
+    width: Math.max(50, Math.min(4000, Math.max(...widths))),
+    ...(window ? { first: window[0], last: window[1] } : {}),
+  });
   const response = await fetch(`/api/v1/runs/${grid.dataset.run}/telemetry/panels?${query}`);
-  if (!response.ok) return;
+  if (!response.ok) throw new Error(`the panels were refused: ${response.status}`);
   const { data } = await response.json();
   for (const panel of data.panels) {
     const figure = figures.find((one) => one.dataset.panel === String(panel.panel));
@@ -246,8 +304,8 @@ async function readStale() {
     if (!stale.length) return;
     const zoomed = stale.find((figure) => shown.get(figure).window);
     const next = zoomed ? [zoomed] : stale.slice(0, AT_ONCE);
-    for (const figure of next) shown.get(figure).lastSeq = points; // asked once, whatever comes of it
     await read(next);
+    for (const figure of next) shown.get(figure).lastSeq = Math.max(shown.get(figure).lastSeq, points); // one that is gone, too
   }
 }
 
@@ -267,10 +325,13 @@ const sizes = new ResizeObserver((entries) => {
 });
 
 function adopt(figure) {
-  shown.set(figure, { panel: null, plot: null, window: null, seen: false, lastSeq: 0, tip: null });
-  figure.querySelector(".whole").addEventListener("click", () => look(figure, null).catch(() => {}));
+  shown.set(figure, { panel: null, plot: null, window: null, seen: false, lastSeq: -1, tip: null, cursor: null });
+  const place = figure.querySelector(".plot");
+  place.addEventListener("keydown", onKey);
+  place.addEventListener("blur", leave);
+  figure.querySelector(".whole").addEventListener("click", () => look(figure, null));
   sight.observe(figure);
-  sizes.observe(figure.querySelector(".plot"));
+  sizes.observe(place);
 }
 
 document.addEventListener("refreshed", ({ detail: fresh }) => {

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.div.forms import columns_form, json_form, summary_table
@@ -123,6 +123,7 @@ def test_no_lines_are_no_rows():
     assert json_form(["loss"])(b"") == b""
 
 
+@settings(deadline=None)  # other tests share the processor
 @given(points=POINTS)
 def test_numbers_read_back_to_the_same_value(points):
     lines = lines_of(points)
@@ -139,6 +140,7 @@ def test_numbers_read_back_to_the_same_value(points):
         assert all(same(found[key], value) for key, value in point.items())
 
 
+@settings(deadline=None)  # other tests share the processor
 @given(points=POINTS.filter(any))
 def test_the_table_s_numbers_read_back_to_the_same_value(points):
     for line, one in zip(summary_table(summary_of(points)).splitlines()[1:], summary_of(points), strict=True):

@@ -89,7 +89,7 @@ class Refused(Exception):
         self.retryable = self.status in RETRYABLE_STATUSES
         self.details = dict(details or {})
         self.retry_after_s = retry_after_s
-        self.stored = stored
+        self.stored = dict(stored or {})
 
 
 class StoreUnavailable(Refused):

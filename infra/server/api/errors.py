@@ -26,7 +26,7 @@ def error_response(refusal: Refused) -> Response:
     """Return `{"data": null, "error": {"message", "details"}}`, where details begin with the code."""
     details = [f"code={refusal.code}", *(f"{key}={value}" for key, value in refusal.details.items())]
     error: dict[str, Any] = {"message": refusal.message, "details": "; ".join(details)}
-    if refusal.stored is not None:
+    if refusal.stored:
         error["stored"] = refusal.stored
     body = {"data": None, "error": error}
     headers = {}

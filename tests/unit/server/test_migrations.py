@@ -1,4 +1,4 @@
-"""From the previous version, with what it holds, to this one, on both databases."""
+"""From earlier versions, with what they hold, to this one, on both databases."""
 
 import hashlib
 from typing import Any
@@ -113,14 +113,23 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 def migrated_to(opened, revision):
     config = database._alembic()
-    with opened.writes.connect() as connection, connection.begin():
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
+    with opened.writes.connect() as connection:
+        database._enforce_foreign_keys(connection, on=False)
+        with connection.begin():
+            config.attributes["connection"] = connection
+            command.upgrade(config, revision)
+        database._enforce_foreign_keys(connection, on=True)
+
+
+@pytest.fixture(params=["0001", "0002"])
+def revision(request):
+    """The schema of an earlier version."""
+    return request.param
 
 
 @pytest.fixture
-def previous(address):
-    """A database of the previous version with a row of every kind."""
+def previous(address, revision):
+    """A database of an earlier version with a row of every kind that the first one had."""
     opened = Database(address)
     migrated_to(opened, "0001")
     with opened.writes.connect() as connection, connection.begin():
@@ -129,11 +138,12 @@ def previous(address):
                 values = ", ".join("?" * len(row))
                 statement = f"INSERT INTO {name} ({', '.join(row)}) VALUES ({values})"
                 sql.run(connection, statement, tuple(row.values()))
+    migrated_to(opened, revision)
     yield opened
     opened.close()
 
 
-def test_every_row_of_the_previous_version_is_there_as_it_was(previous):
+def test_every_row_of_an_earlier_version_is_there_as_it_was(previous):
     migrate(previous)
     with previous.read() as connection:
         for name, rows in ROWS.items():
@@ -146,7 +156,7 @@ def test_every_row_of_the_previous_version_is_there_as_it_was(previous):
                     assert tuple(found) == tuple(row.values()), name
 
 
-def test_points_of_the_previous_version_are_there_bit_for_bit(previous):
+def test_points_of_an_earlier_version_are_there_bit_for_bit(previous):
     migrate(previous)
     with previous.read() as connection:
         (one,) = series.of_experiment(connection, 1)
@@ -156,7 +166,7 @@ def test_points_of_the_previous_version_are_there_bit_for_bit(previous):
     assert points.sessions.tolist() == [2, 2]
 
 
-def test_ids_that_the_previous_version_applied_are_known(previous):
+def test_ids_that_an_earlier_version_applied_are_known(previous):
     migrate(previous)
     asked = [*(f"id {number}" for number in range(4)), "other"]
     with previous.read() as connection:
@@ -166,14 +176,14 @@ def test_ids_that_the_previous_version_applied_are_known(previous):
         assert "applied_ids" not in inspect(connection).get_table_names()
 
 
-def test_the_schema_is_then_exactly_that_of_an_empty_start(previous):
-    assert migrate(previous) == ("0001", "0003")
+def test_the_schema_is_then_exactly_that_of_an_empty_start(previous, revision):
+    assert migrate(previous) == (revision, "0003")
     with previous.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     assert migrate(previous) == ("0003", "0003")
 
 
-def test_keys_and_tokens_of_the_previous_version_open_what_they_did(previous):
+def test_keys_and_tokens_of_an_earlier_version_open_what_they_did(previous):
     store = Store(previous.address)
     key = store.read_now(lambda connection: access.find_key(connection, "key"))
     assert key is not None
@@ -184,7 +194,7 @@ def test_keys_and_tokens_of_the_previous_version_open_what_they_did(previous):
     store.close()
 
 
-def test_ids_go_on_after_those_of_the_previous_version(previous):
+def test_ids_go_on_after_those_of_an_earlier_version(previous):
     """PostgreSQL counts ids in sequences of its own, which rows with ids do not move."""
     if previous.writes.dialect.name == "postgresql":
         with previous.writes.connect() as connection, connection.begin():
@@ -196,14 +206,15 @@ def test_ids_go_on_after_those_of_the_previous_version(previous):
     store.close()
 
 
-def test_a_migration_that_fails_leaves_the_previous_version_as_it_was(previous):
-    """A table of the new version's name stands in the way."""
+def test_a_migration_that_fails_leaves_the_earlier_version_as_it_was(previous, revision):
+    """A table of the new version's name stands in the way of its last step."""
     with previous.writes.connect() as connection, connection.begin():
-        sql.run(connection, "CREATE TABLE views (id INTEGER)")
-    with pytest.raises(Exception, match="views"):
+        before = set(inspect(connection).get_table_names())
+        sql.run(connection, "CREATE TABLE run_log_blocks (id INTEGER)")
+    with pytest.raises(Exception, match="run_log_blocks"):
         migrate(previous)
     with previous.writes.connect() as connection, connection.begin():
-        sql.run(connection, "DROP TABLE views")
-        assert sql.scalar(connection, "SELECT version_num FROM alembic_version") == "0001"
-        assert "people" not in inspect(connection).get_table_names()
-    assert migrate(previous) == ("0001", "0003")
+        sql.run(connection, "DROP TABLE run_log_blocks")
+        assert sql.scalar(connection, "SELECT version_num FROM alembic_version") == revision
+        assert set(inspect(connection).get_table_names()) == before
+    assert migrate(previous) == (revision, "0003")

@@ -1,0 +1,136 @@
+"""Waiting for news of a run."""
+
+import asyncio
+
+import pytest
+
+from infra.server.api import news as module
+from infra.server.api.news import News
+from infra.server.refusals import Refused
+
+
+@pytest.fixture(autouse=True)
+def nobody_looks_again(monkeypatch):
+    """What is found is what was told; a test that is wrong about it waits until its time is over."""
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 60)
+
+
+class Counter:
+    """A number that somebody waits for."""
+
+    def __init__(self):
+        self.number = 0
+        self.looks = 0
+
+    async def look(self):
+        self.looks += 1
+        return self.number
+
+
+def waiting(news, counter, number, *, run_id=1, wait_s=60.0):
+    until = number.__le__
+    return asyncio.create_task(news.wait(run_id, counter.look, until=until, wait_s=wait_s))
+
+
+async def looked(counter, looks=1):
+    async with asyncio.timeout(30):
+        while counter.looks < looks:  # noqa: ASYNC110 - nobody tells when it has looked
+            await asyncio.sleep(0)
+
+
+def test_who_waits_is_answered_once_there_is_what_they_wait_for():
+    async def scenario():
+        news, counter = News(), Counter()
+        task = waiting(news, counter, 2)
+        await looked(counter)
+        counter.number = 1
+        news.tell(1)
+        await looked(counter, 2)
+        assert not task.done()
+        news.tell(2)
+        counter.number = 2
+        news.tell(1)
+        assert await task == 2
+        assert counter.looks == 3, "another run's news are nothing to look for"
+        assert news._waiting == {}
+
+    asyncio.run(scenario())
+
+
+def test_what_happens_while_somebody_looks_is_looked_at_again():
+    async def scenario():
+        news, counter = News(), Counter()
+
+        async def look():
+            seen = await counter.look()
+            if counter.looks == 1:
+                counter.number = 1
+                news.tell(1)
+            return seen
+
+        assert await news.wait(1, look, until=lambda number: number == 1, wait_s=60) == 1
+
+    asyncio.run(scenario())
+
+
+def test_without_news_the_answer_is_what_there_is_when_the_time_is_over():
+    async def scenario():
+        news, counter = News(), Counter()
+        assert await news.wait(1, counter.look, until=lambda _: False, wait_s=0.01) == 0
+        assert await news.wait(1, counter.look, until=lambda _: False, wait_s=0) == 0
+
+    asyncio.run(scenario())
+
+
+def test_at_the_end_of_the_server_nobody_waits():
+    async def scenario():
+        news, counter = News(), Counter()
+        tasks = [waiting(news, counter, 9, run_id=run_id) for run_id in range(3)]
+        await looked(counter, 3)
+        news.close()
+        assert await asyncio.gather(*tasks) == [0, 0, 0]
+        assert await waiting(news, counter, 9) == 0
+
+    asyncio.run(scenario())
+
+
+def test_who_goes_away_is_forgotten():
+    async def scenario():
+        news, counter = News(), Counter()
+        task = waiting(news, counter, 9)
+        await looked(counter)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (news._waiting, news._num_waiting) == ({}, 0)
+
+    asyncio.run(scenario())
+
+
+def test_one_more_than_may_wait_is_told_to_come_again(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_WAITING", 2)
+
+    async def scenario():
+        news, counter = News(), Counter()
+        tasks = [waiting(news, counter, 1) for _ in range(2)]
+        await looked(counter, 2)
+        with pytest.raises(Refused) as refused:
+            await waiting(news, counter, 1)
+        assert (refused.value.code, refused.value.retry_after_s) == ("unavailable", 2)
+        counter.number = 1
+        news.tell(1)
+        assert await asyncio.gather(*tasks) == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_what_another_server_wrote_is_found_by_looking_again(monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.001)
+
+    async def scenario():
+        news, counter = News(), Counter()
+        task = waiting(news, counter, 1)
+        await looked(counter, 3)
+        counter.number = 1
+        assert await task == 1
+
+    asyncio.run(scenario())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ from flows.output import Output
 from flows.run_page import RESULT
 from flows.trainer import HostTrainer, killed_for
 from flows.unpacking import fetch_tree
-from runtime.errors import Rejected, RunError
+from runtime.errors import Rejected, RunError, Unavailable
 from runtime.events.syvain.settings import metrics_settings
 from runtime.telemetry.masking import Masker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from flows.gpus import Host, Lease
     from flows.ship_parameters import ShipParameters
@@ -53,20 +53,24 @@ def checkpoints_of(location: str) -> str:
 class CommandTrainer(HostTrainer):
     """Runs attempts of a command. `trees` holds what was shipped, `store` is the run's own location.
 
-    `secrets` are all of the organisation's: none of them may be read in what the command prints and writes.
+    `read_secrets` returns all of the organisation's: none of them may be read in what the command prints and
+    writes, nor what they were when an earlier attempt began.
     """
 
     parameters: ShipParameters
     store: Store
     trees: Store
-    secrets: Mapping[str, str]
+    read_secrets: Callable[[], Mapping[str, str]]
+    _secrets: Mapping[str, str] | None = None
+    _older: dict[str, str] = field(default_factory=dict)
     _output: Output | None = None
 
     @contextlib.contextmanager
     def made_ready(self, number: int) -> Iterator[Path]:
         """See `HostTrainer.made_ready`: the directory, in which earlier attempts' files are still there."""
         del number
-        if missing := [name for name in self.parameters.secrets if name not in self.secrets]:
+        secrets = self._newest_secrets()
+        if missing := [name for name in self.parameters.secrets if name not in secrets]:
             raise Rejected(f"there is no secret {missing[0]}: set it with `div secret set {missing[0]}`.")
         Output.finish_left(self.folder, lambda: Masker(self.masked()))
         self._result.unlink(missing_ok=True)
@@ -115,7 +119,8 @@ class CommandTrainer(HostTrainer):
         ours = {name: value for name in OF_THE_WORKER if (value := self.environment.get(name))}
         with contextlib.suppress(Rejected):
             ours["the key of Metrics"] = metrics_settings(self.environment).api_key
-        return {**ours, **self.secrets}
+        secrets = self.read_secrets() if self._secrets is None else self._secrets
+        return {**ours, **self._older, **secrets}
 
     def say(self, text: str) -> None:
         """See `HostTrainer.say`."""
@@ -125,6 +130,18 @@ class CommandTrainer(HostTrainer):
     @property
     def _result(self) -> Path:
         return self.folder / RESULT
+
+    def _newest_secrets(self) -> Mapping[str, str]:
+        """Return the secrets as they are now, or were when the last attempt began if nobody can say."""
+        before = self._secrets
+        try:
+            self._secrets = self.read_secrets()
+        except Unavailable:
+            if before is None:
+                raise
+        for name, value in (before or {}).items():
+            self._older[f"{name} {hash(value)}"] = value
+        return self._secrets or {}
 
     def _environment(self, number: int, leased: Lease) -> dict[str, str]:
         parameters = self.parameters
@@ -141,7 +158,7 @@ class CommandTrainer(HostTrainer):
             **basic,
             **self._metrics(),
             **parameters.env,
-            **{name: self.secrets[name] for name in parameters.secrets},
+            **{name: (self._secrets or {})[name] for name in parameters.secrets},
             "PATH": parameters.env.get("PATH", path),
             "DIVERGENT_RESULT_PATH": str(self._result),
             "DIVERGENT_RUN": parameters.slug,

@@ -45,13 +45,16 @@ class Commands:
 
     def trainer(self, parameters: ShipParameters, surroundings: Surroundings) -> CommandTrainer:
         """See `Kind.trainer`."""
-        with connect() as server:
-            secrets = read_secrets(server)
+
+        def secrets() -> dict[str, str]:
+            with connect(retries=3) as server:
+                return read_secrets(server)
+
         return CommandTrainer(
             parameters=parameters,
             store=surroundings.store,
             trees=open_store(parameters.trees or trees_location(os.environ), os.environ),
-            secrets=secrets,
+            read_secrets=secrets,
             folder=surroundings.folder,
             environment=surroundings.environment,
             report=surroundings.report,

@@ -16,6 +16,7 @@ from flows.report import Report
 from flows.ship_parameters import ShipParameters
 from flows.shipping import ship
 from runtime.checkpoints.local import LocalStore
+from runtime.errors import Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,33 +33,40 @@ class Stand:
         (home / "directory").mkdir()
         (home / "directory/here.txt").write_text("the directory")
         self.trees = LocalStore(home / "trees")
+        self.secrets: dict[str, str] | None = SECRETS
         self.report = Report(
             slug="a", flow_run_id="f", events=self.folder / "events.jsonl", log=logging.getLogger("run")
         )
 
-    def run(
-        self, *command: str, number: int = 1, environment: dict[str, str] | None = None, **more: Any
-    ) -> Ended:
+    def trainer(
+        self, *command: str, environment: dict[str, str] | None = None, **more: Any
+    ) -> CommandTrainer:
+        """What runs attempts of a command."""
         tree, _ = ship(self.home / "directory", self.trees)
         given = {"slug": "a", "location": str(self.location), "notice_s": 5.0, "tree": tree.digest, **more}
         store = LocalStore(self.location)
         kept = {name: value for name, value in os.environ.items() if "METRICS" not in name}
-        trainer = CommandTrainer(
+        kept |= {"XDG_CONFIG_HOME": str(self.home / "no logins"), "SLUGLINE_GPUS": "0"}
+        return CommandTrainer(
             parameters=ShipParameters(command=command, **given),
             store=store,
             trees=self.trees,
-            secrets=SECRETS,
+            read_secrets=self.read_secrets,
             folder=self.folder,
-            environment={
-                **kept,
-                "XDG_CONFIG_HOME": str(self.home / "no logins"),
-                "SLUGLINE_GPUS": "0",
-                **(environment or {}),
-            },
+            environment=kept | (environment or {}),
             report=self.report,
             upkeep=Upkeep(store, "t", progress=self.report.steps),
         )
-        return trainer(number, lambda _process: None)
+
+    def read_secrets(self) -> dict[str, str]:
+        if self.secrets is None:
+            raise Unavailable("Prefect is away")
+        return self.secrets
+
+    def run(
+        self, *command: str, number: int = 1, environment: dict[str, str] | None = None, **more: Any
+    ) -> Ended:
+        return self.trainer(*command, environment=environment, **more)(number, lambda _process: None)
 
     def env(self, **more: Any) -> dict[str, str]:
         """The environment that a command sees."""
@@ -125,6 +133,31 @@ def test_secrets_are_masked_in_the_log_also_those_that_the_command_was_not_given
         environment={"AWS_SECRET_ACCESS_KEY": "of-the-worker", "O41_METRICS_API_KEY": "key-of-metrics"},
     )
     assert stand.log() == "*** *** *** ***\n"
+
+
+def test_every_attempt_has_the_secrets_of_its_start_and_what_they_were_stays_masked(stand):
+    trainer = stand.trainer(
+        "bash", "-c", "echo $TOKEN; echo hunter2-but-longer a-newer-one", secrets=("TOKEN",)
+    )
+    started = lambda _process: None  # noqa: E731 - one expression
+    trainer(1, started)
+    stand.secrets = {"TOKEN": "a-newer-one"}
+    trainer(2, started)
+    stand.secrets = None
+    assert trainer(3, started).ending is Ending.DONE  # nobody can say: those that were
+    assert [stand.log(number).splitlines()[0] for number in (1, 2, 3)] == ["***"] * 3
+    assert [stand.log(number).splitlines()[1] for number in (1, 2, 3)] == [
+        "*** a-newer-one",
+        *["*** ***"] * 2,
+    ]
+
+
+def test_without_the_secrets_nothing_is_begun_and_nothing_is_kept_unmasked(stand):
+    stand.secrets = None
+    trainer = stand.trainer("true")
+    assert trainer(1, lambda _process: None).ending is Ending.UNAVAILABLE
+    with pytest.raises(Unavailable):
+        trainer.masked()
 
 
 def test_a_secret_that_is_not_set_is_the_user_s_mistake(stand):

@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HEAD_BYTES", "MAX_PAST", "NEAR_BYTES", "Cursor", "Place", "digest", "heads_of"]
+__all__ = ["HEAD_BYTES", "HEAD_SIZES", "MAX_PAST", "NEAR_BYTES", "Cursor", "Place", "digest", "heads_of"]
 
-HEAD_BYTES = 1_024
+HEAD_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
+HEAD_BYTES = HEAD_SIZES[-1]
 NEAR_BYTES = 64
-_HEAD_SIZES = (16, 64, 256, HEAD_BYTES)
 MAX_PAST = 16
 """How many files that were read to their end are remembered."""
 
@@ -22,9 +22,10 @@ class Place:
     """A place in a file, and what tells whether it still is that file.
 
     `device` and `inode` alone do not: an inode is used again at once, on another host it is somebody else's,
-    and a file that is cut keeps its own. So `heads` holds digests of the file's first 16, 64, 256 and 1,024
-    bytes, as far as `offset` reaches, and `near` that of the (at most 64) bytes before `offset`. `torn` says
-    that the line before `offset` was taken without its line feed, which may still come.
+    and a file that is cut keeps its own. So `heads` holds digests of the file's first 16 to 1,024 bytes, as
+    far as `offset` reaches, and `near` that of the (at most 64) bytes before `offset`. `torn` says that the
+    line before `offset` was taken without its line feed, which may still come; `back` is where it began, with
+    its own `near`, as it may be cut off yet.
     """
 
     device: int
@@ -33,12 +34,17 @@ class Place:
     heads: tuple[tuple[int, str], ...] = ()
     near: str = ""
     torn: bool = False
+    back: tuple[int, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the place as plain data."""
         data: dict[str, Any] = {"device": self.device, "inode": self.inode, "offset": self.offset}
         data |= {"heads": [list(head) for head in self.heads], "near": self.near}
-        return {**data, "torn": True} if self.torn else data
+        if self.torn:
+            data["torn"] = True
+        if self.back is not None:
+            data["back"] = list(self.back)
+        return data
 
     @classmethod
     def from_json(cls, data: Any) -> Place:
@@ -51,6 +57,7 @@ class Place:
                 heads=tuple((int(size), str(value)) for size, value in data["heads"]),
                 near=str(data["near"]),
                 torn=data.get("torn") is True,
+                back=(int(data["back"][0]), str(data["back"][1])) if "back" in data else None,
             )
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"no place in a file: {data!r:.200}") from error
@@ -95,11 +102,11 @@ class Cursor:
 
 
 def digest(data: bytes) -> str:
-    """Return what tells `data` from other bytes, in 16 hex digits."""
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+    """Return what tells `data` from other bytes, in 8 hex digits: too few to try out what it was."""
+    return hashlib.blake2b(data, digest_size=4).hexdigest()
 
 
 def heads_of(head: bytes, offset: int) -> tuple[tuple[int, str], ...]:
     """Return the digests of the beginnings of `head` that end before `offset`."""
     size = min(offset, len(head))
-    return tuple((num_bytes, digest(head[:num_bytes])) for num_bytes in _HEAD_SIZES if num_bytes <= size)
+    return tuple((num_bytes, digest(head[:num_bytes])) for num_bytes in HEAD_SIZES if num_bytes <= size)

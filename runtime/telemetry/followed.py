@@ -7,7 +7,7 @@ import stat
 from collections import deque
 from typing import TYPE_CHECKING
 
-from runtime.telemetry.cursor import HEAD_BYTES, NEAR_BYTES, Place, digest, heads_of
+from runtime.telemetry.cursor import HEAD_BYTES, HEAD_SIZES, NEAR_BYTES, Place, digest, heads_of
 from runtime.telemetry.lines import Line, Lines
 
 if TYPE_CHECKING:
@@ -66,9 +66,12 @@ class FollowedFile:
         self._new_masker = new_masker
         self._lines = Lines(new_masker())
         self._ready: deque[Line] = deque()
+        self._end_places: list[Place] = []
         self._ends: list[int] = []
         self._seen: tuple[int, int] | None = None
         self._head = b""
+        self._back: tuple[int, bytes, int] | None = None
+        """Where the last line began that had no line feed, what stands before it, and where it ended."""
         self._begin_at(0, torn=False)
 
     def fits(self, place: Place) -> bool:
@@ -81,6 +84,8 @@ class FollowedFile:
         assert offset is not None
         self._head = os.pread(self._fd, min(offset, HEAD_BYTES), 0)
         self._begin_at(offset, torn=place.torn or offset < place.offset)
+        if place.back is not None and offset == place.offset:
+            self._back = (place.back[0], _before(self._fd, place.back[0]), offset)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -101,6 +106,8 @@ class FollowedFile:
         self.may_stop = end is not None
         if end is not None:
             self._move_to(end)
+            if self._back is not None and end > self._back[2]:
+                self._back = None
         return line
 
     def end(self) -> Place:
@@ -112,9 +119,8 @@ class FollowedFile:
 
         Without effect when `place` is in another file, or read past already.
         """
-        if self._start < place.offset == self._fits(place) and self._offset <= place.offset:
-            self._ends = sorted({*self._ends, place.offset})
-            self._seen = None
+        self._end_places.append(place)
+        self._find_ends()
 
     def place(self) -> Place:
         """Return where reading may begin again; only while `may_stop` is true."""
@@ -126,6 +132,7 @@ class FollowedFile:
             heads=heads_of(self._head, self._start),
             near=digest(self._near),
             torn=self._torn,
+            back=None if self._back is None else (self._back[0], digest(self._back[1])),
         )
 
     # The file
@@ -138,8 +145,14 @@ class FollowedFile:
         self._window, self._window_at = self._recent, offset - len(self._recent)
         self._torn = torn and offset > 0 and not self._recent.endswith(b"\n")
         self._lines = Lines(self._new_masker())
-        self._seen = None
         self.may_stop = True
+        self._find_ends()
+
+    def _find_ends(self) -> None:
+        """Find out which of the places where lines end lie before what was read."""
+        ends = {place.offset for place in self._end_places if self._fits(place) == place.offset}
+        self._ends = sorted(end for end in ends if self._start < end >= self._offset)
+        self._seen = None
 
     def _read(self) -> bool:
         """Make lines of what is new; False when nothing is."""
@@ -177,6 +190,8 @@ class FollowedFile:
         self._ends.pop(0)
         rest = self._lines.flush()
         if rest:
+            begin, near = (self._start, self._near) if self._back is None else self._back[:2]
+            self._back = (begin, near, self._offset)
             self._ready.extend((line, None) for line in rest[:-1])
             self._ready.append((rest[-1], self._offset))
             self._torn = True
@@ -193,19 +208,18 @@ class FollowedFile:
         """
         rest = self._lines.flush()
         size = os.fstat(self._fd).st_size
-        start, near = self._start, self._near
-        if not (
-            start <= size and _before(self._fd, start) == near
-        ):  # else only what had no line feed is gone
-            start = size if size < start and self._begins_alike(size) else 0
-        self._ends.clear()
+        known = [(self._start, self._near), *([self._back[:2]] if self._back is not None else [])]
+        start = next((at for at, near in known if at <= size and _before(self._fd, at) == near), None)
+        if start is None:
+            start = size if size < self._start and self._begins_alike(size) else 0
+        self._back = None
         self._begin_at(start, torn=True)
         self._ready.extend((line, start) for line in rest)
 
     def _begins_alike(self, size: int) -> bool:
-        """Tell whether the file begins as it did; of fewer than 16 bytes that says nothing."""
-        heads = heads_of(self._head, size)
-        return bool(heads) and self._has(heads)
+        """Tell whether the file is the beginning of what it was; of few bytes only whole lines say so."""
+        beginning = os.pread(self._fd, min(size, len(self._head)), 0)
+        return self._head.startswith(beginning) and (size >= HEAD_SIZES[0] or beginning.endswith(b"\n"))
 
     def _has(self, heads: Iterable[tuple[int, str]]) -> bool:
         return all(digest(os.pread(self._fd, num_bytes, 0)) == value for num_bytes, value in heads)
@@ -215,12 +229,15 @@ class FollowedFile:
         if (place.device, place.inode) != (self.device, self.inode):
             return None
         size = os.fstat(self._fd).st_size
+        known = [(place.offset, place.near)]
+        if place.back is not None and place.back[0] > 0:
+            known.append(place.back)
+        for offset, near in known:
+            heads = [head for head in place.heads if head[0] <= offset]
+            if offset <= size and digest(_before(self._fd, offset)) == near and self._has(heads):
+                return offset
         heads = [head for head in place.heads if head[0] <= size]
-        if not self._has(heads):
-            return None
-        if size < place.offset:
-            return size if heads else None
-        return place.offset if digest(_before(self._fd, place.offset)) == place.near else None
+        return size if size < place.offset and heads and self._has(heads) else None
 
 
 def _before(fd: int, offset: int) -> bytes:

@@ -159,7 +159,8 @@ class FollowedPath:
                 if fd is None:
                     continue
                 file = FollowedFile(fd, self._new_masker)
-                if file.fits(place):
+                # Of a file that nothing was read of, only its name says that it is no other one.
+                if file.fits(place) and (place.offset or candidate.name.startswith(self._path.name)):
                     self._add(file)
                     return
                 file.close()

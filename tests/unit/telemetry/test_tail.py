@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -211,6 +212,21 @@ def test_cutting_off_a_torn_line_doubles_nothing(run, restarts):
 
 
 @pytest.mark.parametrize("restarts", [False, True])
+def test_cutting_off_a_torn_line_that_was_counted_already_doubles_nothing(run, restarts):
+    run.write(b'{"a": 1}\n')
+    whole = run.path.stat().st_size
+    run.write(b'{"a": 2')
+    run.tail.end_here()
+    run.read()
+    if restarts:
+        run.restart()
+    os.truncate(run.path, whole)
+    run.write(b'{"a": 3}\n{"a": 4}\n')
+    assert run.read() == [{"a": 3}, {"a": 4}]
+    assert run.dropped == {"not_json": 1}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
 def test_cutting_off_lines_that_were_read_doubles_nothing(run, restarts):
     lines = b"".join(b'{"step": %d}\n' % step for step in range(100))
     run.write(lines)
@@ -283,8 +299,7 @@ def test_a_line_without_end_costs_no_memory_and_the_next_one_is_read(run):
         for _ in range(100):
             file.write(b"x" * 1_000_000)
         file.write(b'\n{"a": 1}\n')
-    import tracemalloc
-
+    run.tail = Tail(run.path, run.destination, say=run.said.append)
     tracemalloc.start()
     try:
         assert run.read() == [{"a": 1}]

@@ -33,6 +33,7 @@ __all__ = [
     "find",
     "listed",
     "of_experiment",
+    "states",
 ]
 
 State = Literal["scheduled", "waiting", "running", "retrying", "done", "failed", "cancelled"]
@@ -113,6 +114,14 @@ def of_experiment(connection: Connection, organisation_id: int, experiment_id: i
     """Return an experiment's run as `find` does, by what we call the experiment; None when it has none."""
     mine = _whole(organisation_id).where(runs.c.experiment_id == experiment_id)
     return connection.execute(mine).first()
+
+
+def states(connection: Connection, experiment_ids: Sequence[int]) -> dict[int, State]:
+    """Return the states of the runs of experiments, by what we call those that have one."""
+    rows = connection.execute(
+        select(runs.c.experiment_id, runs.c.state).where(runs.c.experiment_id.in_(experiment_ids))
+    )
+    return {row.experiment_id: row.state for row in rows}
 
 
 def listed(

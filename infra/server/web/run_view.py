@@ -21,13 +21,19 @@ if TYPE_CHECKING:
 
     Summary = dict[str, dict[str, int | float]]
 
-__all__ = ["run", "state"]
+__all__ = ["run", "state", "unsaid"]
 
 _MAX_FILES = 500
 _LOG_TAIL_BYTES = 32 * 1024
 _LOG_TAIL_LINES = 200
+_SAID = {"created": "scheduled", "running": "running", "done": "done", "error": "failed"}
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 """What colours a terminal."""
+
+
+def unsaid(status: str, state: str | None) -> str | None:
+    """Return the state of an experiment's run if the status does not say the same; None if it does."""
+    return None if state is None or _SAID[status] == state else state
 
 
 def state(connection: Connection, organisation_id: int, experiment_id: int) -> dict[str, Any] | None:

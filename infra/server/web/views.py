@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.server.store import annotations as annotation_rows
 from infra.server.store import experiments as experiment_rows
-from infra.server.store import folders, lifecycle, series
+from infra.server.store import folders, lifecycle, runs, series
 from infra.server.web import run_view
 
 if TYPE_CHECKING:
@@ -34,7 +34,14 @@ def experiments(connection: Connection, organisation_id: int, now_ms: int) -> di
     """Return what the list shows."""
     paths = folders.paths(connection, organisation_id)
     rows = experiment_rows.newest(connection, organisation_id, limit=_MAX_EXPERIMENTS)
-    return {"experiments": [_head(row, paths, now_ms) for row in rows], "limit": _MAX_EXPERIMENTS}
+    states = runs.states(connection, [row.id for row in rows])
+    return {
+        "experiments": [
+            {**_head(row, paths, now_ms), "unsaid": run_view.unsaid(row.status, states.get(row.id))}
+            for row in rows
+        ],
+        "limit": _MAX_EXPERIMENTS,
+    }
 
 
 def experiment(connection: Connection, organisation_id: int, uid: str, now_ms: int) -> dict[str, Any]:
@@ -44,13 +51,12 @@ def experiment(connection: Connection, organisation_id: int, uid: str, now_ms: i
         Refused: There is none of this id.
     """
     row = experiment_rows.find(connection, organisation_id, uid)
+    run = run_view.state(connection, organisation_id, row.id)
     values = series.last_points(connection, row.id, limit=_MAX_SERIES)
     notes = annotation_rows.of_experiment(connection, row.id, limit=_MAX_ANNOTATIONS)
     return {
-        **_shown(connection, organisation_id, row, now_ms),
+        **_shown(connection, organisation_id, row, run, now_ms),
         "tab": "metrics",
-        "run": run_view.state(connection, organisation_id, row.id),
-        "record": experiment_rows.record(row),
         "meta": json.dumps(json.loads(row.meta), indent=2, ensure_ascii=False),
         "attempts": lifecycle.num_started(connection, row.id),
         "step": max((value["step"] for value in values), default=None),
@@ -68,12 +74,8 @@ def telemetry(connection: Connection, organisation_id: int, uid: str, now_ms: in
         Refused: There is none of this id.
     """
     row = experiment_rows.find(connection, organisation_id, uid)
-    return {
-        **_shown(connection, organisation_id, row, now_ms),
-        "tab": "telemetry",
-        "record": experiment_rows.record(row),
-        "run": run_view.run(connection, organisation_id, row.id),
-    }
+    run = run_view.run(connection, organisation_id, row.id)
+    return {**_shown(connection, organisation_id, row, run, now_ms), "tab": "telemetry"}
 
 
 def kind_of(annotation: str) -> str:
@@ -88,14 +90,22 @@ def number(value: float) -> str:
 
 def size(size_bytes: int) -> str:
     """Return a size as people read it."""
-    amount, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    amount, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while amount >= 1024 and len(units) > 1:
         amount, units = amount / 1024, units[1:]
-    return f"{amount:.1f} {units[0]}" if units[0] != "bytes" else f"{size_bytes} bytes"
+    return f"{amount:.1f} {units[0]}" if units[0] != "B" else f"{size_bytes} B"
 
 
-def _shown(connection: Connection, organisation_id: int, row: AnyRow, now_ms: int) -> dict[str, Any]:
-    return {"experiment": _head(row, folders.paths(connection, organisation_id), now_ms)}
+def _shown(
+    connection: Connection, organisation_id: int, row: AnyRow, run: dict[str, Any] | None, now_ms: int
+) -> dict[str, Any]:
+    """Return what both tabs of an experiment show."""
+    return {
+        "experiment": _head(row, folders.paths(connection, organisation_id), now_ms),
+        "record": experiment_rows.record(row),
+        "run": run,
+        "unsaid": run_view.unsaid(row.status, run["state"] if run else None),
+    }
 
 
 def _head(row: AnyRow, paths: dict[int | None, str], now_ms: int) -> dict[str, Any]:

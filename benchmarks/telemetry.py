@@ -1,4 +1,4 @@
-"""Telemetry: what the command that reads it takes.
+"""Telemetry: what the command that reads it takes, and what following the file costs.
 
     python benchmarks/telemetry.py [--only print ...]
 
@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import telemetry_printing
+from benchmarks import telemetry_following, telemetry_printing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PARTS: dict[str, Callable[[Path], dict[str, float]]] = {"print": telemetry_printing.measure}
+PARTS: dict[str, Callable[[Path], dict[str, float]]] = {
+    "print": telemetry_printing.measure,
+    "follow": telemetry_following.measure,
+}
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -21,6 +21,9 @@ from flows.server import ASKED, FlowRun, State
 from runtime.checkpoints.memory import MemoryStore
 from runtime.checkpoints.record import AttemptEntry, Ended, RunRecord, write_record
 from runtime.errors import Unavailable
+
+if TYPE_CHECKING:
+    from flows.runs_api import Record
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 HERE, THERE = "here", "there"
@@ -88,6 +91,7 @@ class Night:
         self.prefect = Prefect(parameters={"experiment": "m", "slug": "a", "location": location})
         self.now_s = 0.0
         self.living: set[int] = set()
+        self.told: list[tuple[Record, dict[str, Any]]] = []
         self.owner_host = owner_host
         self.rescuer = self.another(host)
         self.prefect.put("SCHEDULED")
@@ -101,6 +105,7 @@ class Night:
             clock=lambda: self.now_s + self.prefect.passed_s,
             alive=lambda process: process.pid in self.living if process.host == host else None,
             open_store=lambda _location, _environment: self.store,
+            tell=lambda record, said: self.told.append((record, dict(said))),
         )
 
     def owned(self, *, token: str = "t", pid: int = 1) -> None:
@@ -158,6 +163,38 @@ def test_a_run_at_rest_is_left_alone(state):
     night.owned()
     night.prefect.put(state)
     assert night.look_for(600) == math.inf
+
+
+def test_a_shipped_command_is_rescued_as_an_experiment_is_and_its_page_says_so():
+    night = Night()
+    night.prefect.parameters = {
+        "command": ["true"],
+        "tree": "0" * 64,
+        "slug": "a",
+        "location": "s3://bucket/a",
+    }
+    night.owned(pid=1)
+    assert night.look() == ["f"]
+    ((record, said),) = night.told
+    assert (record.slug, record.kind, record.command) == ("a", "command", ("true",))
+    assert said == {"state": "retrying", "reason": "Rescued: its flow process 1 is gone"}
+
+
+def test_a_last_word_that_was_decided_and_not_reported_is_said_on_the_page_with_the_result():
+    night = Night()
+    night.owned(pid=1)
+    night.store.put("result.json", b'{"f1": 0.9}')
+
+    def closed(ledger):
+        ledger = ledger.started(host=HERE, recorded=None, start_step=0, at_ms=0)
+        ledger = ledger.with_last(replace(ledger.attempts[-1], ended_ms=1, end_step=0, code=-9))
+        return replace(ledger, closed=Closed(action=Action.FAIL, reason="killed too often", at_ms=1))
+
+    night.file().change(closed)
+    assert night.look() == ["f"]
+    assert [said for _record, said in night.told] == [
+        {"state": "failed", "reason": "killed too often", "exit_code": 137, "result": '{"f1": 0.9}'}
+    ]
 
 
 def left_to_newer(night: Night, *, pid: int, ended: bool = False) -> None:

@@ -3,8 +3,8 @@
 All live at once and take turns of 100 steps: ours between two bare loops, and what it takes is over the mean
 of theirs; how far those two are apart is what this machine cannot tell. Pinned, the compute of each has one
 core and everything else the other, as a GPU leaves the CPU free; a checkpoint to a local directory, a JSONL
-file and the Metrics server are on. The last line is JSON: `slowdown`, `slowdown_s3`, `metric_us`, and `floor`
-and `floor_s3`, the median distance of a bare loop from the other one.
+file, a telemetry file and the Metrics server are on. The last line is JSON: `slowdown`, `slowdown_s3`,
+`metric_us`, and `floor` and `floor_s3`, the median distance of a bare loop from the other one.
 
     python benchmarks/overhead.py [--rounds 12]
 """
@@ -130,7 +130,8 @@ def compare(folder: Path, location: str, *, rounds: int, pinned: bool, env: Mapp
     measured = []
     with ExitStack() as stack:
         bare, bare_again = (stack.enter_context(turns("bare", pinned=pinned, env=env)) for _ in range(2))
-        our = stack.enter_context(turns("ours", *ours, pinned=pinned, env=env))
+        telemetry = {"DIVERGENT_TELEMETRY_PATH": str(folder / "telemetry.jsonl")}
+        our = stack.enter_context(turns("ours", *ours, pinned=pinned, env={**env, **telemetry}))
         for one in (bare, bare_again, our):
             one.arrived()
         print(

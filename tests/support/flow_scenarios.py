@@ -37,11 +37,11 @@ __all__ = ["Outcome", "Run", "Scenarios"]
 
 STEPS = 40
 SCHEDULE = "nightly"
+WORKER_ENDS_S = 60.0
 PATIENCE_S = 240
 
 EXPERIMENT = """
     import signal
-    import subprocess
     import time
     from dataclasses import dataclass
 
@@ -310,7 +310,11 @@ class Scenarios:
             run.start()
             run.trainer()
             worker.send_signal(signal.SIGTERM)
-            worker.wait()
+            try:
+                worker.wait(WORKER_ENDS_S)
+            except subprocess.TimeoutExpired:
+                worker.kill()  # Prefect's worker answers SIGTERM with a SIGINT to itself; it hung on that
+                worker.wait()
             self.stack.start_worker("second-again", pool="second")
             return run.outcome()
 

@@ -42,6 +42,7 @@ PATIENCE_S = 240
 
 EXPERIMENT = """
     import signal
+    import subprocess
     import time
     from dataclasses import dataclass
 

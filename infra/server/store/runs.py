@@ -33,6 +33,7 @@ __all__ = [
     "find",
     "listed",
     "of_experiment",
+    "packed",
     "states",
 ]
 
@@ -45,7 +46,7 @@ MAX_ATTEMPT = 1_000_000
 class New:
     """A run to make, checked. `layout` and `checks` are the files' text; `command` and `meta` JSON.
 
-    `slug` unset: `run-<n>`, n being the organisation's next. `files` unset: nothing was shipped.
+    `slug` unset: `run-<n>`, n being the organisation's next. `files` are packed; unset: nothing was shipped.
     """
 
     slug: str | None
@@ -55,7 +56,7 @@ class New:
     checks: str | None
     command: str | None
     tree: str | None
-    files: list[dict[str, Any]] | None
+    files: bytes | None
     meta: str
 
 
@@ -146,12 +147,17 @@ def listed(
     return connection.execute(found.order_by(runs.c.id.desc()).limit(limit)).all()
 
 
+def packed(files: list[dict[str, Any]]) -> bytes:
+    """Return a list of files as it is kept."""
+    return zstandard.compress(orjson.dumps(files))
+
+
 def files_of(connection: Connection, run_id: int) -> list[dict[str, Any]] | None:
     """Return what was shipped; None where nothing was."""
-    packed = connection.execute(select(run_files.c.files).where(run_files.c.run_id == run_id)).scalar()
-    if packed is None:
+    kept = connection.execute(select(run_files.c.files).where(run_files.c.run_id == run_id)).scalar()
+    if kept is None:
         return None
-    found: list[dict[str, Any]] = orjson.loads(zstandard.decompress(packed))
+    found: list[dict[str, Any]] = orjson.loads(zstandard.decompress(kept))
     return found
 
 
@@ -260,11 +266,10 @@ def _next_name(connection: Connection, organisation_id: int) -> str:
     return name
 
 
-def _keep_files(connection: Connection, run_id: int, files: list[dict[str, Any]] | None) -> None:
+def _keep_files(connection: Connection, run_id: int, files: bytes | None) -> None:
     connection.execute(delete(run_files).where(run_files.c.run_id == run_id))
     if files is not None:
-        packed = zstandard.compress(orjson.dumps(files))
-        connection.execute(insert(run_files).values(run_id=run_id, files=packed))
+        connection.execute(insert(run_files).values(run_id=run_id, files=files))
 
 
 def _judged(text: str, result: str | None) -> str:

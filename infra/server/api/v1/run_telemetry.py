@@ -6,10 +6,11 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from infra.server.api.body import aside
+from infra.server.api.body import read_body
 from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.api.described import Operation, describe
 from infra.server.api.envelopes import decode_loosely
@@ -47,6 +48,8 @@ MAX_CURSOR_BYTES = 16_384
 Seq = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Reason = Annotated[str, Meta(pattern="^[a-z][a-z_]{0,63}$")]
 _MAX_REASONS = 64
+_LARGE_BYTES = 32_768
+"""A body that is larger is read in a thread: some hundred points take milliseconds to check and to pack."""
 WaitS = Annotated[float, Meta(ge=0, le=MAX_WAIT_S, description="How long to wait for something to answer.")]
 
 
@@ -153,7 +156,9 @@ async def append_points(request: Request, run_id: str) -> Response:
     Unless `after_seq` is the run's last, the answer is 409 `seq_moved`, whose `error.stored` is the cursor to
     go on from: what was sent once already is not stored again.
     """
-    attempt, batch = await aside(request, _batch)
+    body = await read_body(request)
+    large = len(body) > _LARGE_BYTES
+    attempt, batch = await to_thread.run_sync(_batch, body) if large else _batch(body)
     store = store_of(request)
     told: list[int] = []
 

@@ -230,7 +230,7 @@ async def create_run(request: Request) -> Response:
     _understood(new.telemetry, new.checks)
     command = None if new.command is None else _command(new.command)
     meta = compact_object(new.meta, field="meta")
-    files = None if new.files is None else [msgspec.to_builtins(file) for file in new.files]
+    files = None if new.files is None else rows.packed(msgspec.to_builtins(new.files))
     organisation, store = principal_of(request).organisation, store_of(request)
 
     def work(connection: Connection) -> Run:

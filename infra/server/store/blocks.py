@@ -214,9 +214,12 @@ def _due(extents: list[Extent]) -> int:
         return len(extents)
     num_last, size = 0, FAN_OUT
     while size <= CHUNK_POINTS:
+        num_smaller = num_last
         while num_last < len(extents) and extents[-1 - num_last].num_points < size:
             num_last += 1
-        if num_last >= FAN_OUT:
+        # Those of this size alone count: with smaller ones counted in, a large one would be written again
+        # each time that a few small ones had come.
+        if num_last - num_smaller >= FAN_OUT:
             return num_last
         size *= FAN_OUT
     return 0

@@ -74,6 +74,26 @@ def test_a_series_is_few_rows_without_a_gap_and_chunks_have_a_summary(store, siz
         assert (block.min_ms, block.max_ms) == (min(steps) + 1_000, max(steps) + 1_000)
 
 
+@pytest.mark.parametrize("batch", [1, 10, 1000])
+def test_a_point_is_written_a_few_times_in_all_whatever_the_size_of_batches(batch, monkeypatch):
+    """A single point in each batch, as of a metric once a second, used to be written two thousand times."""
+    monkeypatch.setattr(blocks, "CHUNK_POINTS", 4096)
+    monkeypatch.setattr(blocks, "FAN_OUT", 16)
+    extents: list[blocks.Extent] = []
+    written = most = 0
+    for first in range(0, 3 * 4096, batch):
+        extents.append(blocks.Extent(first, first + batch))
+        written += batch
+        if num_folded := blocks._due(extents):
+            folded = blocks.Extent(extents[-num_folded].first, extents[-1].end)
+            written += folded.num_points
+            del extents[-num_folded:]
+            extents += [folded] if folded.num_points < 4096 else []
+        most = max(most, len(extents))
+    assert written <= 5 * 3 * 4096
+    assert most <= 3 * 16
+
+
 def test_a_fold_whose_commit_fails_did_not_happen_and_the_next_one_does(store):
     run, _ = filled(store, [1] * 3)
     before = layout(store, run)

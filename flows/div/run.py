@@ -154,6 +154,7 @@ def _refusals() -> Iterator[None]:
 
 def _ship(root: Path, asked: Mapping[str, Any]) -> tuple[ShipParameters, Tree]:
     """Ship the directory, once it is clear that the run can be scheduled."""
+    from flows.schedules import check_cron
     from flows.scheduling import check_schedule
     from flows.secret_values import require_secrets
     from flows.ship_parameters import ShipParameters
@@ -162,6 +163,8 @@ def _ship(root: Path, asked: Mapping[str, Any]) -> tuple[ShipParameters, Tree]:
     from runtime.checkpoints.location import open_store
 
     trees = trees_location(os.environ)
+    if asked["cron"] is not None:
+        check_cron(asked["cron"])
     check_schedule(None if asked["cron"] else asked["slug"], command=COMMAND)
     require_secrets(asked["secrets"])
     tree, uploaded = ship(root, open_store(trees, os.environ))

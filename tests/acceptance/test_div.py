@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.processes import is_running
 from flows.scheduling import cancel, resume
-from flows.secret_values import set_secret
+from flows.secret_values import read_secrets, set_secret
+from flows.server import connect
+from tests.support.metrics_command import Command
 from tests.support.metrics_server import running_server
 from tests.support.prefect_stack import prefect_stack
 from tests.support.shipped_runs import SCRIPT, ShippedRun, ShippedRuns
@@ -21,6 +25,7 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(240)]
 
@@ -45,7 +50,7 @@ class World:
         self.runs = runs
 
     def killed_again_and_again(self) -> ShippedRun:
-        """Twice by SIGKILL, once with its worker: that takes the flow process along, without a word."""
+        """Twice by SIGKILL, once with its worker and flow process: nobody is left there who could say so."""
         stack = self.runs.stack
         stack.deploy(pool="doomed", name="doomed")
         worker = stack.start_worker("doomed", pool="doomed")
@@ -62,7 +67,8 @@ class World:
         os.kill(run.process(from_step=4), signal.SIGKILL)
         os.kill(run.process(from_step=30), signal.SIGKILL)
         run.process(from_step=60)
-        worker.send_signal(signal.SIGTERM)
+        for pid in (worker.pid, run.flow_process()):
+            os.kill(pid, signal.SIGKILL)
         worker.wait()
         stack.start_worker("doomed-again", pool="doomed")
         run.until("Completed", "Failed", "Cancelled")
@@ -228,3 +234,133 @@ def test_a_failure_is_retried_as_asked_and_the_run_can_be_resumed_afterwards(run
     page = run.page()
     assert (page["state"], page["exit_code"], page["attempt"]) == ("done", 0, 3)
     assert page["verdicts"] is None
+
+
+PRINTING = """
+import json, os, sys, time
+print("token", os.environ.get("TOKEN"), "lr", os.environ.get("LR"))
+print("files", sorted(os.listdir()))
+with open(os.environ["DIVERGENT_TELEMETRY_PATH"], "a") as file:
+    print(json.dumps({"step": 1, "loss": 0.5}), file=file)
+with open(os.environ["DIVERGENT_RESULT_PATH"], "w") as file:
+    json.dump({"f1": 0.9}, file)
+time.sleep(float(sys.argv[2]))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("project")
+    files = {
+        ".gitignore": "*.bin\n",
+        "checks.toml": '[[check]]\nkey = "f1"\nop = ">="\nthreshold = 0.8\n',
+        "data.bin": "large",
+        "telemetry.toml": '[[panel]]\ny = "loss"\n',
+        "train.py": PRINTING,
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def div(runs, project, monkeypatch, capfd, tmp_path) -> Command:
+    """The command in the project, in this process, which has loaded Prefect already."""
+    monkeypatch.chdir(project)
+    return Command(monkeypatch, capfd, tmp_path, "div", **runs.stack.env())
+
+
+def test_a_directory_becomes_a_run_that_is_followed_to_its_end(div):
+    ran = div.ok("run", "-f", "--secret", "TOKEN", "--env", "LR=3e-4", "--", "python", "train.py", "0", "0")
+    files = [".gitignore", "checks.toml", "telemetry.toml", "train.py"]
+    assert ran.out == f"token *** lr 3e-4\nfiles {files}\n"
+    assert re.search(r"^div: shipped: 4 files, [\d,]+ bytes, [0-9a-f]{12}$", ran.err, re.MULTILINE)
+    assert "locations/.trees is a directory of this host: only a worker here can take" in ran.err
+    assert re.search(r"^run +run-1$", ran.err, re.MULTILINE)
+    assert re.search(r"^page +http://\S+/dashboard/experiments/\S+$", ran.err, re.MULTILINE)
+    assert re.search(r"^prefect +http://\S+/runs/flow-run/\S+$", ran.err, re.MULTILINE)
+    assert ran.err.splitlines()[-1].startswith("run-1: done")
+    assert TOKEN not in ran.out + ran.err
+    run = div.ok("show", "run-1", "--json").json
+    assert [verdict["passed"] for verdict in run["verdicts"]] == [True]
+    assert run["layout"]["panels"][0]["y"] == ["loss"]
+    assert [file["path"] for file in div.ok("files", "run-1", "--json").json] == files
+    assert div.ok("logs", "run-1").out == div.ok("logs", "-f", "run-1").out == ran.out
+
+
+def test_following_exits_as_the_command_did_and_a_slug_runs_again(div):
+    failed = div("run", "-f", "--slug", "again", "--", "python", "train.py", "7", "0")
+    assert failed.code == 7, failed.err
+    assert failed.err.splitlines()[-1].startswith("again: failed: exit code 7")
+    better = div.ok("run", "-f", "--slug", "again", "--env", "LR=1", "--", "python", "train.py", "0", "0")
+    assert "div: shipped before: 4 files" in better.err
+    assert "lr 1" in better.out  # the new attempt's log alone
+    run = div.ok("show", "again", "--json").json
+    assert (run["state"], run["attempt"], run["telemetry"]["points"]) == ("done", 2, 2)
+    both = div.ok("logs", "again")
+    assert both.out == failed.out + better.out
+    assert both.line == "-- attempt 2 --"
+
+
+def test_ctrl_c_ends_the_following_and_cancel_the_run(div):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = ("run", "-f", "--slug", "long", "--", "python", "train.py", "0", "600")
+    with div.process(*command, **pipes) as following:
+        assert following.stdout.readline().startswith("token")
+        following.send_signal(signal.SIGINT)
+        _, news = following.communicate(timeout=30)
+    assert following.returncode == 130
+    assert news.splitlines()[-1] == "long goes on: div logs -f long shows it again, div cancel long ends it"
+    twice = div("run", "--slug", "long", "--", "true")
+    assert twice.code == 2
+    assert (
+        twice.line == "div: long is live (Running): `div logs -f long` shows it, `div cancel long` ends it."
+    )
+    assert div.ok("cancel", "long").out == "long: cancelling\n"
+    assert div("logs", "-f", "long").code == 130
+    assert div.ok("show", "long", "--json").json["state"] == "cancelled"
+
+
+def test_a_layout_that_cannot_be_read_refuses_the_run_before_anything_is_shipped(div, tmp_path):
+    layout = '[[panel]]\ny = "a"\n\n[[panel]]\ny = "b"\nscael = "log"\n'
+    (tmp_path / "layout").write_text(layout)
+    refused = div("run", "--telemetry", tmp_path / "layout", "--", "true")
+    assert refused.code == 2
+    assert refused.line == (
+        'div: the API refused the run: telemetry [[panel]] 2 has "scael", which is not one of title, x, y, '
+        "scale, min, max, rule, wide"
+    )
+
+
+def test_secrets_are_set_listed_and_removed_and_a_run_asks_only_for_those_that_exist(div):
+    div.ok("secret", "set", "OTHER_KEY", stdin="another-value\n")
+    with connect() as server:
+        assert read_secrets(server)["OTHER_KEY"] == "another-value"
+    div.ok("secret", "set", "OTHER_KEY", stdin="two\r\nlines, newer\r\n")
+    with connect() as server:
+        assert read_secrets(server)["OTHER_KEY"] == "two\r\nlines, newer"
+    listed = div.ok("secret", "list")
+    assert re.search(r"^OTHER_KEY +20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ$", listed.out, re.MULTILINE)
+    assert [one["name"] for one in div.ok("secret", "list", "--json").json] == ["OTHER_KEY", "TOKEN"]
+    div.ok("secret", "remove", "OTHER_KEY")
+    for again in (("secret", "remove", "OTHER_KEY"), ("run", "--secret", "OTHER_KEY", "--", "true")):
+        refused = div(*again)
+        assert refused.code == 2
+        assert refused.line.startswith("div: there is no secret OTHER_KEY: ")
+
+
+def test_a_schedule_is_a_deployment_whose_runs_name_themselves(div):
+    made = div.ok("run", "--slug", "nightly", "--cron", "0 3 * * *", "--retries", "2", "--", "python", "a.py")
+    assert re.search(r"^runs +nightly-<time>$", made.out, re.MULTILINE)
+    with connect() as server:
+        path = f"/deployments/{server.deployment_id('ship/nightly')}"
+        found: dict[str, Any] = server._ask("GET", path, None, dict[str, Any])
+    values = found["parameters"]["parameters"]
+    assert (values["command"], values["retries"]) == (["python", "a.py"], 2)
+    assert values["telemetry"].startswith("[[panel]]")
+    assert "slug" not in values
+    assert [one["schedule"]["cron"] for one in found["schedules"]] == ["0 3 * * *"]
+    bad = div("run", "--slug", "nightly", "--cron", "often", "--", "true")
+    assert bad.code == 2
+    assert "cron must be five fields" in bad.line

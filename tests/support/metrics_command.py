@@ -73,7 +73,7 @@ class Command:
                 patch.delenv(name, raising=False)
             for name, value in self.env.items():
                 patch.setenv(name, value)
-            patch.setattr(sys, "stdin", io.StringIO(stdin))
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
             self._capsys.readouterr()
             with pytest.raises(SystemExit) as end:
                 _MAIN[self._program]([str(argument) for argument in arguments])

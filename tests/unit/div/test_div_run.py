@@ -1,0 +1,70 @@
+"""What is said of a mistake in `div run` before any server is asked."""
+
+import pytest
+
+from tests.support.metrics_command import Command
+
+
+@pytest.fixture
+def div(monkeypatch, capfd, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    # Servers that nobody runs: whoever asks one waits for nothing and fails.
+    nowhere = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "O41_METRICS_HOST": "http://127.0.0.1:9"}
+    return Command(monkeypatch, capfd, tmp_path, "div", O41_METRICS_API_KEY="key", **nowhere)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "Missing argument 'COMMAND"),
+        (("--gpus", "-1", "--", "true"), "'--gpus': Input should be greater than or equal to 0"),
+        (("--gpus", "two", "--", "true"), "'--gpus': Input should be a valid integer"),
+        (("--retries", "-1", "--", "true"), "'--retries': Input should be greater than or equal to 0"),
+        (("--env", "LR", "--", "true"), "--env takes K=V, got 'LR'."),
+        (("--env", "DIVERGENT_RUN=x", "--", "true"), "DIVERGENT_RUN is set by the run itself"),
+        (("--env", "=x", "--", "true"), "a name of letters, digits and _, got ''"),
+        (("--secret", "token", "--", "true"), "of capital letters, digits and _, got 'token'"),
+        (("--slug", "", "--", "true"), "slug: "),
+        (("--cron", "0 3 * * *", "--", "true"), "--cron needs --slug: its runs are called <slug>-<time>."),
+        (("-f", "--cron", "0 3 * * *", "--slug", "a", "--", "true"), "--follow follows one run"),
+        (("--telemetry", "none.toml", "--", "true"), "there is no file none.toml"),
+        (("--telemetry", ".", "--", "true"), ". cannot be read (Is a directory)"),
+        (("--telemetry", "latin.toml", "--", "true"), "latin.toml is no UTF-8 text: save it as one."),
+        (("--no-such-flag", "--", "true"), "No such option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_one_line_and_exit_code_2(div, tmp_path, arguments, said):
+    (tmp_path / "latin.toml").write_bytes(b"\xe9")
+    refused = div("run", *arguments)
+    assert refused.code == 2
+    assert said in refused.line
+
+
+def test_flags_of_the_command_are_the_commands(div):
+    """`--gpus` after the first word is not ours: a bad one goes as far as the server, which is not there."""
+    assert div("run", "python", "train.py", "--gpus", "two").code == 75
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("abc\n", "TOKEN"), ("\n", "TOKEN"), ("1234567\n", "TOKEN")],
+    ids=["short", "empty", "digits"],
+)
+def test_a_value_that_would_mask_everything_is_no_secret(div, value, said):
+    refused = div("secret", "set", "TOKEN", stdin=value)
+    assert refused.code == 2
+    assert said in refused.line
+    assert value.strip() == "" or value.strip() not in refused.err
+
+
+def test_a_secret_s_value_is_never_an_argument(div):
+    refused = div("secret", "set", "TOKEN", "a-long-value")
+    assert refused.code == 2
+    assert "a-long-value" in refused.line  # named as the argument that is too many: it is in `ps` by now
+
+
+def test_without_a_server_there_is_no_secret_set(div):
+    refused = div("secret", "set", "TOKEN", stdin="long-enough-value")
+    assert refused.code == 75
+    assert "the Prefect server at http://127.0.0.1:9/api does not answer" in refused.line

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from flows.parameters import TrainParameters
 
-__all__ = ["check_experiment", "check_store"]
+__all__ = ["check_experiment", "check_shipped", "check_store"]
 
 NOT_FOR_A_CHECK = ("SEXPGPU_METRICS", "SLUGLINE_LIFELINE_FD")
 MISSING_OR_FORBIDDEN = {401, 403, 404}
@@ -36,13 +36,57 @@ def check_experiment(parameters: TrainParameters, environment: Mapping[str, str]
         path = experiment_path(parameters.experiment)
     except (Rejected, Unavailable):
         return  # it is on the workers only
+    code, said = _checked(path, parameters, environment)
+    if code == Rejected.exit_code:
+        raise Rejected(said)
+
+
+def check_shipped(parameters: TrainParameters, environment: Mapping[str, str], *, directory: Path) -> None:
+    """Do the same with the experiment file as it was shipped, in `directory`, where nothing else is.
+
+    The check works in a folder of its own beside that, as an attempt does. What fails there and not where
+    the file lies needs something that is not shipped.
+
+    Raises:
+        Rejected: that, or a mistake in the file or in what is asked of it.
+    """
+    file = Path(parameters.experiment)
+    if not (directory / file.name).is_file():
+        raise Rejected(
+            f"{file.name} is left out of what is shipped, by .gitignore or .divignore: "
+            f"bring it back with a line !{file.name} in {file.parent / '.divignore'}."
+        )
+    elsewhere = directory.parent / "work"
+    elsewhere.mkdir(exist_ok=True)
+    code, said = _checked(directory / file.name, parameters, environment, folder=elsewhere)
+    if code not in (Rejected.exit_code, Unavailable.exit_code):
+        return
+    code_here, said_here = _checked(file, parameters, environment)
+    if code_here == Rejected.exit_code:
+        raise Rejected(said_here)
+    if code_here == code == Unavailable.exit_code:
+        return  # the workers may have it
+    said = said.replace(str(directory), str(file.parent)).replace(
+        str(directory.parent), str(file.parent.parent)
+    )
+    raise Rejected(
+        f"{said.removesuffix('.')}, once it is shipped: only {file.parent} is, without what .gitignore and "
+        ".divignore leave out. Keep there what the file needs, and name it by Path(__file__).parent."
+    )
+
+
+def _checked(
+    file: Path, parameters: TrainParameters, environment: Mapping[str, str], *, folder: Path | None = None
+) -> tuple[int, str]:
+    """Run `sexpgpu check` in `folder` (unset: ours); return its exit code and its last line."""
     done = subprocess.run(
         [
             str(Path(sys.executable).with_name("sexpgpu")),
             "check",
-            str(path),
+            str(file),
             *experiment_flags(replace(parameters, device="cpu", gpus=None)),
         ],
+        cwd=folder,
         env={name: value for name, value in environment.items() if name not in NOT_FOR_A_CHECK},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -51,9 +95,8 @@ def check_experiment(parameters: TrainParameters, environment: Mapping[str, str]
         errors="replace",
         check=False,
     )
-    if done.returncode == Rejected.exit_code:
-        last = (done.stderr.strip().splitlines() or ["the experiment is refused"])[-1]
-        raise Rejected(last.removeprefix("sexpgpu: "))
+    last = (done.stderr.strip().splitlines() or ["the experiment is refused"])[-1]
+    return done.returncode, last.removeprefix("sexpgpu: ")
 
 
 def check_store(location: str | None, environment: Mapping[str, str] | None = None) -> None:

@@ -157,12 +157,16 @@ def train(
         raise Rejected("--follow follows one run, and --cron schedules many: leave one of them out.")
     # Prefect reads its settings when it is imported: the address comes first.
     use_stack(data)
-    from flows.check import check_experiment, check_store
+    from flows.check import check_store
 
     check_store(parameters.location)
-    check_experiment(parameters, os.environ)
     if cron is not None:
-        _cron(parameters, cron)
+        from flows.schedules import check_cron
+
+        check_cron(cron)
+    parameters = _shipped(parameters)
+    if cron is not None:
+        _cron(parameters, cron, title=str(file.expanduser().resolve()))
         return
     from flows.scheduling import schedule
 
@@ -240,10 +244,33 @@ def _table(runs: "Sequence[RunView]", *, columns: int | None) -> "Iterator[str]"
             yield f"  {' '.join(run.message.split())}"[:columns]
 
 
-def _cron(parameters: "TrainParameters", cron: str) -> None:
+def _shipped(parameters: "TrainParameters") -> "TrainParameters":
+    """Check the file and ship its directory; with no place to ship to, workers must have the file."""
+    from flows.check import check_experiment
+    from flows.shipment import ship_experiment, trees_of
+
+    trees = trees_of(parameters, os.environ)
+    if trees is None:
+        check_experiment(parameters, os.environ)
+        typer.echo(
+            "slugline: not shipped, as SLUGLINE_LOCATION is not set: every worker must have "
+            f"{parameters.experiment} at this path",
+            err=True,
+        )
+        return parameters
+    shipment = ship_experiment(parameters, trees, os.environ)
+    typer.echo(f"slugline: {shipment}", err=True)
+    if not trees.startswith("s3://"):
+        typer.echo(
+            f"slugline: {trees} is a directory of this host: only a worker here can take the run", err=True
+        )
+    return shipment.parameters
+
+
+def _cron(parameters: "TrainParameters", cron: str, *, title: str) -> None:
     from flows.schedules import schedule_cron
 
-    page = schedule_cron(parameters, title=parameters.experiment, cron=cron)
+    page = schedule_cron(parameters, title=title, cron=cron)
     typer.echo(f"{parameters.slug}-<time>: scheduled at {cron} (UTC): {page}")
 
 

@@ -15,7 +15,7 @@ from flows.endings import Ended, Ending, classify
 from flows.output import Output
 from flows.run_page import RESULT
 from flows.trainer import HostTrainer, killed_for
-from flows.unpacking import fetch_tree
+from flows.unpacking import unpacked
 from runtime.errors import Rejected, RunError, Unavailable
 from runtime.events.syvain.settings import metrics_settings
 from runtime.telemetry.masking import Masker
@@ -75,9 +75,7 @@ class CommandTrainer(HostTrainer):
         Output.finish_left(self.folder, lambda: Masker(self.masked()))
         self._result.unlink(missing_ok=True)
         self.store.delete([RESULT])
-        directory = self.folder / f"tree-{self.parameters.tree[:16]}"
-        fetch_tree(self.trees, self.parameters.tree, directory)
-        yield directory
+        yield unpacked(self.trees, self.parameters.tree, self.folder)
 
     def num_gpus(self, host: Host) -> int:
         """See `HostTrainer.num_gpus`."""

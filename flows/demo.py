@@ -120,10 +120,13 @@ def _show(directory: DataDirectory) -> int:
 def _schedule(slug: str, story: Story) -> RunView:
     from flows.parameters import TrainParameters
     from flows.scheduling import schedule
+    from flows.shipment import ship_experiment
+    from flows.trees import trees_location
 
     parameters = TrainParameters(experiment=str(EXPERIMENT), slug=slug, knobs=KNOBS, device="cpu")
+    shipment = ship_experiment(parameters, trees_location(os.environ), os.environ)
     story.begin()
-    run = schedule(parameters)
+    run = schedule(shipment.parameters)
     story.tell("scheduled", f"{slug}, {STEPS} steps of {EXPERIMENT.name}: {run.page}")
     return run
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
@@ -26,6 +27,7 @@ __all__ = [
     "check_fields",
     "check_notice",
     "check_place",
+    "check_tree",
     "check_whole",
     "experiment_path",
     "file_name",
@@ -42,6 +44,8 @@ MAX_FILE_NAME_BYTES = 200
 TREES = ".trees"
 """Where shipped directories lie, beside the runs' locations: no run's name becomes this."""
 
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
 Scalar = str | int | float | bool | None
 
 
@@ -49,7 +53,10 @@ Scalar = str | int | float | bool | None
 class TrainParameters:
     """One experiment under one slug, and how stubbornly it is tried.
 
-    `experiment` is the path of an experiment file (absolute, the same on every worker) or a dotted module.
+    `experiment` is an experiment file or a dotted module: in a shipped directory the file's path inside it,
+    else its absolute path, the same on every worker. `tree` is the digest of the directory, unset where
+    nothing was shipped, and `trees` the location where it lies; unset: `<SLUGLINE_LOCATION>/.trees` of the
+    worker.
     `slug` unset: the deployment's name and the run's scheduled time. `steps`, `eval_every`, `variant`,
     `device`, `folder` unset: what the file or `sexpgpu run` choose. `precision` is the file's knob of that
     name. `gpus` unset: one where the host has any, none with `device="cpu"`. `location` unset:
@@ -65,6 +72,8 @@ class TrainParameters:
     """
 
     experiment: str
+    tree: str | None = None
+    trees: str | None = None
     slug: str | None = None
     folder: str | None = None
     variant: str | None = None
@@ -173,17 +182,29 @@ def _check_text(parameters: TrainParameters) -> None:
     experiment = parameters.experiment
     if not experiment:
         raise Rejected(f"experiment must name a file or a module, got {experiment!r}.")
-    if experiment.endswith(".py") and not Path(experiment).is_absolute():
+    if parameters.tree is not None:
+        _check_shipped(experiment, parameters.tree)
+    elif experiment.endswith(".py") and not Path(experiment).is_absolute():
         raise Rejected(
             f"experiment must be an absolute path, got {experiment!r}: workers have other working folders."
         )
     check_place(parameters.slug, parameters.location)
+    check_place(None, parameters.trees)
     for target in parameters.targets:
         check_target(target, source="targets")
     if parameters.device not in (None, "cpu", "cuda"):
         raise Rejected(f"device must be cpu or cuda, got {parameters.device!r}.")
     for name, value in parameters.knobs.items():
         _check_knob(name, value)
+
+
+def _check_shipped(experiment: str, tree: str) -> None:
+    check_tree(tree)
+    path = PurePosixPath(experiment)
+    if path.is_absolute() or ".." in path.parts or path.suffix != ".py":
+        raise Rejected(
+            f"experiment must be the path of a Python file inside the shipped directory, got {experiment!r}."
+        )
 
 
 def _check_knob(name: str, value: Scalar) -> None:
@@ -209,6 +230,16 @@ def check_place(slug: str | None, location: str | None) -> None:
     if not location.startswith("s3://") and not Path(location).is_absolute():
         raise Rejected(f"location must be s3://bucket/prefix or an absolute path, got {location!r}.")
     check_location(location, source="location")
+
+
+def check_tree(tree: str) -> None:
+    """Check the digest of a shipped directory.
+
+    Raises:
+        Rejected: it is none.
+    """
+    if not DIGEST.fullmatch(tree):
+        raise Rejected(f"tree must be a directory's digest, 64 hex digits, got {tree!r}.")
 
 
 def check_whole(name: str, value: object, *, least: int) -> None:

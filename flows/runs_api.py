@@ -33,6 +33,7 @@ REQUEST_S = 5.0
 class Record:
     """What a run is made with in the server, should it have no record of it. `folder` is a path or an id.
 
+    `files` finds what was shipped for it, as the server keeps it; unset: nothing was, or it knows already.
     `announced`: its experiment is opened, started and ended by the flow, as nobody else does.
     """
 
@@ -43,6 +44,7 @@ class Record:
     tree: str | None = None
     telemetry: str | None = None
     checks: str | None = None
+    files: Callable[[], Sequence[Mapping[str, Any]] | None] | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     announced: bool = False
 
@@ -127,10 +129,19 @@ class RunsApi:
         if self._path is None:
             slug = self._record.slug
             known = self._asked(lambda: self._client.get("runs", name=slug, limit=1))["runs"]
-            run = known[0] if known else self._asked(lambda: self._client.post("runs", self._new()))
+            run = known[0] if known else None
+            if run is None or self._is_of_another_tree(run):
+                run = self._asked(lambda: self._client.post("runs", self._new()))
             self._newest = int(run["attempt"])
             self._path = f"runs/{part(run['id'])}"
         return self._path
+
+    def _is_of_another_tree(self, run: Mapping[str, Any]) -> bool:
+        """Say whether the run was scheduled again since its record was made, with something else shipped."""
+        if self._record.tree is None:
+            return False
+        path = f"runs/{part(run['id'])}"
+        return bool(self._asked(lambda: self._client.get(path))["tree"] != self._record.tree)
 
     def _new(self) -> dict[str, Any]:
         record = self._record
@@ -140,6 +151,7 @@ class RunsApi:
             "folder": record.folder,
             "command": None if record.command is None else list(record.command),
             "tree": record.tree,
+            "files": None if record.files is None else record.files(),
             "telemetry": record.telemetry,
             "checks": record.checks,
             "meta": dict(record.meta),

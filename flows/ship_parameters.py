@@ -7,14 +7,13 @@ from collections.abc import Mapping  # noqa: TC003 - Prefect reads the annotatio
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flows.parameters import check_fields, check_notice, check_place, check_whole, set_fields
+from flows.parameters import check_fields, check_notice, check_place, check_tree, check_whole, set_fields
 from flows.secret_names import check_secret_name
 from runtime.errors import Rejected
 
 __all__ = ["ShipParameters", "ship_parameters"]
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-DIGEST = re.compile(r"[0-9a-f]{64}")
 RESERVED = ("DIVERGENT_", "SLUGLINE_", "PREFECT__")
 RESERVED_NAMES = ("CUDA_VISIBLE_DEVICES",)
 
@@ -57,7 +56,7 @@ class ShipParameters:
         object.__setattr__(self, "command", tuple(self.command))
         object.__setattr__(self, "secrets", tuple(dict.fromkeys(self.secrets)))
         _check_command(self.command)
-        _check_tree(self.tree)
+        check_tree(self.tree)
         check_place(self.slug, self.location)
         check_place(None, self.trees)
         _check_environment(self.env, self.secrets)
@@ -98,11 +97,6 @@ def _check_command(command: tuple[str, ...]) -> None:
     for word in command:
         if "\0" in word:
             raise Rejected(f"a command's words are texts without NUL, got {word!r}.")
-
-
-def _check_tree(tree: str) -> None:
-    if not DIGEST.fullmatch(tree):
-        raise Rejected(f"tree must be a directory's digest, 64 hex digits, got {tree!r}.")
 
 
 def _check_environment(env: Mapping[str, str], secrets: tuple[str, ...]) -> None:

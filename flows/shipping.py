@@ -23,7 +23,7 @@ from runtime.errors import Rejected
 if TYPE_CHECKING:
     from runtime.checkpoints.store import Store
 
-__all__ = ["Tree", "pack", "read_tree", "ship", "store_tree"]
+__all__ = ["Tree", "copy_tree", "pack", "read_tree", "ship", "store_tree"]
 
 CHUNK_BYTES = 1 << 20
 LEVEL = 3
@@ -121,6 +121,23 @@ def store_tree(tree: Tree, store: Store) -> bool:
         store.put(listing_name(tree.digest), msgspec.json.encode(tree.entries))
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             store.put(key, view)  # last: what it names is whole
+    return True
+
+
+def copy_tree(digest: str, source: Store, target: Store) -> bool:
+    """Store in `target` the directory that `source` holds under its digest; False: it is there already.
+
+    Raises:
+        Unavailable: a store cannot be reached.
+    """
+    key = object_name(digest)
+    if any(held.key == key for held in target.list(key)):
+        return False
+    target.put(listing_name(digest), source.get(listing_name(digest))[0])
+    (size_bytes,) = (held.size_bytes for held in source.list(key) if held.key == key)
+    with mmap.mmap(-1, size_bytes) as data, memoryview(data) as view:
+        source.read_into(key, view)
+        target.put(key, view)  # last: what it names is whole
     return True
 
 

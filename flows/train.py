@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from flows.care import keep_run
 from flows.parameters import TrainParameters  # noqa: TC001 - Prefect reads the annotations
 from flows.standing import Recorded
 from flows.trainer import CommandOf, SexpgpuTrainer, sexpgpu_command
+from flows.trees import trees_location
+from runtime.checkpoints.location import open_store
 
 if TYPE_CHECKING:
     from flows.care import Surroundings
@@ -39,9 +42,12 @@ class Experiments:
 
     def trainer(self, parameters: TrainParameters, surroundings: Surroundings) -> SexpgpuTrainer:
         """See `Kind.trainer`."""
+        shipped = parameters.tree is not None
+        trees = open_store(parameters.trees or trees_location(os.environ), os.environ) if shipped else None
         return SexpgpuTrainer(
             parameters=parameters,
             command=self.command,
+            trees=trees,
             folder=surroundings.folder,
             environment=surroundings.environment,
             report=surroundings.report,

@@ -15,6 +15,7 @@ from flows.attempts import Attempt, Plan
 from flows.endings import Ended, Ending, classify
 from flows.gpus import Host, Lease, lease
 from flows.parameters import TrainParameters, experiment_path, file_name
+from flows.unpacking import unpacked
 from runtime.errors import Rejected, Unavailable
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from flows.pulse import Upkeep
     from flows.report import Report
     from flows.run_page import RunPage
+    from runtime.checkpoints.store import Store
 
 __all__ = [
     "TELEMETRY",
@@ -156,16 +158,22 @@ class HostTrainer(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class SexpgpuTrainer(HostTrainer):
-    """Runs attempts of an experiment file, as its parameters say."""
+    """Runs attempts of an experiment file, as its parameters say. `trees` holds what was shipped."""
 
     parameters: TrainParameters
     command: CommandOf
+    trees: Store | None = None
 
     @contextlib.contextmanager
     def made_ready(self, number: int) -> Iterator[Path]:
-        """See `HostTrainer.made_ready`: the experiment file."""
+        """See `HostTrainer.made_ready`: the experiment file, in what was shipped or on this host."""
         del number
-        yield experiment_path(self.parameters.experiment)
+        parameters = self.parameters
+        if parameters.tree is None:
+            yield experiment_path(parameters.experiment)
+            return
+        assert self.trees is not None
+        yield unpacked(self.trees, parameters.tree, self.folder) / parameters.experiment
 
     def num_gpus(self, host: Host) -> int:
         """See `HostTrainer.num_gpus`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from blake3 import blake3
 
@@ -20,6 +20,7 @@ __all__ = [
     "Entry",
     "Kind",
     "digest_of",
+    "listed_files",
     "listing_name",
     "object_name",
     "trees_location",
@@ -56,6 +57,15 @@ def digest_of(entries: Iterable[Entry]) -> str:
         for part in (entry.kind, entry.path, str(entry.size_bytes), entry.content):
             digest.update(part.encode() + b"\0")
     return str(digest.hexdigest())
+
+
+def listed_files(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return the files among the entries, as a run's record lists what was shipped."""
+    return [
+        {"path": entry.path, "size_bytes": entry.size_bytes, "blake3": entry.content}
+        for entry in entries
+        if entry.kind in ("file", "executable")
+    ]
 
 
 def object_name(digest: str) -> str:

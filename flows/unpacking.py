@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from runtime.checkpoints.store import Store
 
-__all__ = ["fetch_tree", "read_listing"]
+__all__ = ["fetch_tree", "read_listing", "unpacked"]
 
 HALF = ".half-"
 """How the name begins of a directory that is being unpacked, or was when its process died."""
@@ -34,6 +34,17 @@ CHUNK_BYTES = 1 << 20
 
 class _DamagedError(Exception):
     """What is stored is not what was shipped; its text says why."""
+
+
+def unpacked(trees: Store, digest: str, folder: Path) -> Path:
+    """Return where the shipped directory `digest` is unpacked in a run's folder, done if need be.
+
+    Raises:
+        Rejected, Unavailable: as `fetch_tree`.
+    """
+    directory = folder / f"tree-{digest[:16]}"
+    fetch_tree(trees, digest, directory)
+    return directory
 
 
 def read_listing(store: Store, digest: str) -> tuple[Entry, ...]:
@@ -215,9 +226,12 @@ def _checked_path(name: str) -> str:
 def _not_there(store: Store, digest: str) -> RunError:
     what = f"the shipped directory {digest[:12]} is not in {store.url}"
     if store.url.startswith("s3://"):
-        return Rejected(f"{what}: ship it again with `div run`.")
+        return Rejected(f"{what}: ship it again with `div run` or `slugline train`.")
     return Unavailable(f"{what} on this host: only the host on which it was shipped has it.")
 
 
 def _damaged(store: Store, key: str, error: Exception | str) -> Rejected:
-    return Rejected(f"{store.url}/{key} is damaged ({error}): delete it, and ship again with `div run`.")
+    return Rejected(
+        f"{store.url}/{key} is damaged ({error}): delete it, and ship again with `div run` or "
+        "`slugline train`."
+    )

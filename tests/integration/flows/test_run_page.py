@@ -253,6 +253,15 @@ def test_a_key_that_is_refused_is_said_once_and_the_run_goes_on(site):
     ]
 
 
+def test_a_run_that_is_scheduled_again_with_another_directory_says_so(site):
+    files = [{"path": "exp.py", "size_bytes": 3, "blake3": "0" * 64}]
+    for tree in ("0" * 64, "1" * 64):
+        record = Record(slug="changed", kind="train", tree=tree, files=lambda: files)
+        report_end(record, {"state": "done"}, site.environment)
+        assert (site.run("changed")["tree"], site.run("changed")["state"]) == (tree, "done")
+    assert site.get("runs/changed/files").json()["data"] == {"tree": "1" * 64, "files": files}
+
+
 def test_rescue_says_what_a_flow_process_could_not(site):
     report_end(
         Record(slug="rescued", kind="train"), {"state": "cancelled", "reason": "why"}, site.environment

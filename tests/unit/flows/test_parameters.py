@@ -19,6 +19,14 @@ def parameters(**changes) -> TrainParameters:
     [
         ({"experiment": ""}, "experiment must name"),
         ({"experiment": "exp.py"}, "absolute path, got 'exp.py'"),
+        (
+            {"experiment": "exp.py", "tree": "abc"},
+            "a directory's digest, 64 hex digits, got 'abc'",
+        ),
+        ({"tree": "0" * 64}, "a Python file inside the shipped directory, got '/work/exp.py'"),
+        ({"tree": "0" * 64, "experiment": "../exp.py"}, "inside the shipped directory, got '../exp.py'"),
+        ({"tree": "0" * 64, "experiment": "pkg.module"}, "inside the shipped directory, got 'pkg.module'"),
+        ({"trees": "here"}, "location must be s3://bucket/prefix or an absolute path, got 'here'"),
         ({"slug": ""}, "a slug must be 1 to 200 UTF-16 units long, got 0"),
         ({"slug": "x" * 201}, "got 201"),
         ({"slug": "\U0001f600" * 101}, "got 202"),
@@ -61,6 +69,9 @@ def test_an_unknown_or_a_missing_field_is_refused():
 
 def test_parameters_survive_being_kept_as_json():
     full = parameters(
+        experiment="exp.py",
+        tree="0" * 64,
+        trees="s3://bucket/.trees",
         folder="lm",
         variant="big",
         knobs={"lr": 0.1, "name": "x", "on": True},

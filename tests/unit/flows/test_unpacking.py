@@ -210,7 +210,7 @@ def test_a_link_out_of_the_directory_is_refused_also_with_its_digest(tmp_path, t
 def test_what_is_not_in_s3_is_to_be_shipped_again(tmp_path):
     store = MemoryStore("s3://bucket/.trees")
     with pytest.raises(
-        Rejected, match=r"aaaaaaaaaaaa is not in s3://bucket/\.trees: ship it again with `div run`"
+        Rejected, match=r"aaaaaaaaaaaa is not in s3://bucket/\.trees: ship it again with `div run` or `slug"
     ):
         fetch_tree(store, "a" * 64, tmp_path / "tree")
     with pytest.raises(Rejected, match="ship it again"):

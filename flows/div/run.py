@@ -181,7 +181,8 @@ def _parameters(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _create(api: RunsApi, parameters: ShipParameters, tree: Tree) -> dict[str, Any]:
-    files = [entry for entry in tree.entries if entry.kind in ("file", "executable")]
+    from flows.trees import listed_files
+
     new = {
         "slug": parameters.slug,
         "folder": parameters.folder,
@@ -189,9 +190,7 @@ def _create(api: RunsApi, parameters: ShipParameters, tree: Tree) -> dict[str, A
         "checks": parameters.checks,
         "command": list(parameters.command),
         "tree": parameters.tree,
-        "files": [
-            {"path": entry.path, "size_bytes": entry.size_bytes, "blake3": entry.content} for entry in files
-        ],
+        "files": listed_files(tree.entries),
         "kind": "command",
     }
     with _refusals():

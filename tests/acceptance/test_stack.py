@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 
 import boto3
@@ -152,7 +153,9 @@ def test_a_schedule_is_a_deployment_of_its_own(stack, tmp_path):
     url = f"http://127.0.0.1:{stack.ports.prefect}/api/deployments/name/train/every-night"
     deployment = httpx.get(url).json()
     assert [item["schedule"]["cron"] for item in deployment["schedules"]] == ["2 3 * * *"]
-    assert deployment["parameters"]["parameters"] == {"experiment": str(experiment)}
+    given = deployment["parameters"]["parameters"]
+    assert (given["experiment"], given["trees"]) == (experiment.name, "s3://slugline/.trees")
+    assert deployment["description"].startswith(f"{experiment}, at 2 3 * * *")
     assert deployment["work_pool_name"] == "slugline"
 
 
@@ -183,6 +186,38 @@ def test_the_readme_s_own_file_trains_as_it_says(stack, tmp_path):
     assert re.search(r"^first-run +Completed ", result.stdout, re.MULTILINE), result.stdout
 
 
+def test_a_run_of_train_has_telemetry_that_div_reads(stack):
+    told = stack.run("div", "telemetry", "first-run")
+    rows = told.stdout.splitlines()
+    assert len(rows) > 1, told.stderr
+    counts = {row.split()[0]: int(row.split()[1]) for row in rows[1:]}
+    assert counts["train.loss"] > 0
+    assert counts["step"] >= counts["train.loss"]
+    shown = json.loads(stack.run("div", "show", "first-run", "--json").stdout)
+    assert (shown["kind"], shown["state"], shown["exit_code"]) == ("train", "done", 0)
+    assert "step" in stack.run("div", "logs", "first-run").stdout
+    assert "sine.py" in stack.run("div", "files", "first-run").stdout
+
+
+SHIPPED = """
+import json, os
+print("kept at", os.environ["SLUGLINE_CHECKPOINTS"])
+with open(os.environ["DIVERGENT_TELEMETRY_PATH"], "a") as file:
+    for step in range(3):
+        print(json.dumps({"step": step, "loss": 1 / (1 + step)}), file=file)
+raise SystemExit(5)
+"""
+
+
+def test_a_directory_becomes_a_run_of_this_machine_s_stack(stack, tmp_path):
+    (tmp_path / "hello.py").write_text(SHIPPED)
+    done = stack.run("bash", "-c", f"cd {tmp_path} && div run -f --slug hello -- python hello.py")
+    assert done.returncode == 5, done.stderr
+    assert done.stdout == "kept at s3://slugline/hello/checkpoints\n"
+    table = stack.run("div", "telemetry", "hello", "loss").stdout
+    assert table == "step\tloss\n0\t1.0\n1\t0.5\n2\t0.3333333333333333\n"
+
+
 def test_down_lets_a_run_save_and_the_next_up_resumes_it(stack, tmp_path):
     experiment = write_readme_experiment(tmp_path)
     location = tmp_path / "long"
@@ -190,6 +225,8 @@ def test_down_lets_a_run_save_and_the_next_up_resumes_it(stack, tmp_path):
         "train", str(experiment), "--slug", "long", "--steps", "40000", "--location", str(location), "--json"
     )
     assert schedule.returncode == 0, schedule.stderr
+    shipped = sha256(experiment.read_bytes()).hexdigest()
+    experiment.unlink()  # what was there when it was scheduled is what runs, and is resumed
 
     def record():
         path = location / "run.json"
@@ -216,6 +253,11 @@ def test_down_lets_a_run_save_and_the_next_up_resumes_it(stack, tmp_path):
         what="the resume",
     )
     assert resumed["attempt"]["number"] == 2
+    events = (stack.path / "runs/long/events.jsonl").read_text().splitlines()
+    opens = [event for line in events if (event := json.loads(line))["kind"] == "open"]
+    assert [event["metadata"]["sources"][0] for event in opens] == [
+        {"path": "sine.py", "sha256": shipped}
+    ] * 2
     assert stack.slugline("cancel", "long").returncode == 0
     wait_for(lambda: '"Cancelled"' in stack.slugline("list", "--json").stdout, timeout_s=60, what="cancelled")
 

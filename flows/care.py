@@ -206,10 +206,12 @@ class _Care:
             page=self._page,
         )
         self._trainer = kind.trainer(parameters, self._surroundings)
+        standing = kind.standing(parameters, store)
+        self._report.shown_progress = standing.shown
         self._keeper = Keeper(
             slug=self._slug,
             store=store,
-            standing=kind.standing(parameters, store),
+            standing=standing,
             owner=owner,
             asked=asked,
             policy=Policy(

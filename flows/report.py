@@ -15,7 +15,7 @@ from flows.progress import Progress, Tail
 from flows.server import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 __all__ = ["Report", "artifact_key", "summary"]
@@ -45,6 +45,7 @@ class Report:
         self.progress = Progress()
         self.status, self.page, self.ledger = "starting", "", Ledger(slug=slug)
         self._events, self._log = Tail(events), log
+        self.shown_progress: Callable[[int], str] = str
         self._lines: Tail | None = None
         self._last_line = ""
         self._lock = threading.Lock()
@@ -138,9 +139,7 @@ def summary(report: Report) -> str:
     parts = [f"**{_escape(report.status)}** — {_headline(report)}"]
     if report.page:
         parts.append(f"[The experiment's page]({report.page})")
-    parts.append(
-        _table(("attempt", "host", "started", "from step", "kept step", "ending"), _attempts(report))
-    )
+    parts.append(_table(("attempt", "host", "started", "from", "kept", "ending"), _attempts(report)))
     newest = report.progress.checkpoints[-CHECKPOINTS_SHOWN:][::-1]
     rows = [(c.step, _time(c.ts_ms), f"{c.seconds:.2f}", f"`{c.path}`") for c in newest]
     if rows:
@@ -150,13 +149,16 @@ def summary(report: Report) -> str:
 
 def _attempts(report: Report) -> list[tuple[object, ...]]:
     return [
-        (entry.number, entry.host, _time(entry.started_ms), entry.start_step, _kept(entry), _how(entry))
+        (
+            entry.number,
+            entry.host,
+            _time(entry.started_ms),
+            report.shown_progress(entry.start_step),
+            "" if entry.end_step is None else report.shown_progress(entry.end_step),
+            _how(entry),
+        )
         for entry in report.ledger.attempts
     ]
-
-
-def _kept(entry: Entry) -> str:
-    return "" if entry.end_step is None else str(entry.end_step)
 
 
 def _how(entry: Entry) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.checkpoints.record import read_record
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["End", "Files", "Inside", "Recorded", "Standing"]
 
+COUNTED = 1_000_000
 CODES = {"done": 0, "failed": 1, "interrupted": 128 + signal.SIGTERM}
 
 
@@ -41,6 +43,10 @@ class Standing(Protocol):
         """Return a number that grows whenever the run has kept something new; 0 before the first time."""
         ...
 
+    def shown(self, progress: int) -> str:
+        """Return what `progress` said, for people."""
+        ...
+
     def end(self) -> End | None:
         """Return how the newest attempt ended, as it has written down itself; unset: it has not."""
         ...
@@ -62,6 +68,10 @@ class Recorded:
         found = read_record(self._store)
         newest = found[0].newest if found is not None else None
         return newest.step if newest is not None else 0
+
+    def shown(self, progress: int) -> str:
+        """Return the step."""
+        return f"step {progress}"
 
     def end(self) -> End | None:
         """See `Standing.end`."""
@@ -92,8 +102,22 @@ class Files:
         return None
 
     def progress(self) -> int:
-        """Return the newest object's time in epoch milliseconds, 0 while there is none."""
-        return max((found.modified_ms for found in self._store.list(self._prefix)), default=0)
+        """Return the newest object's time in epoch milliseconds, and in the last six digits how many there are.
+
+        Many a store's clock ticks once a second only.
+        """
+        newest_ms = count = 0
+        for found in self._store.list(self._prefix):
+            newest_ms, count = max(newest_ms, found.modified_ms), count + 1
+        return newest_ms * COUNTED + min(count, COUNTED - 1)
+
+    def shown(self, progress: int) -> str:
+        """Return how many files there are, and when the newest came."""
+        newest_ms, count = divmod(progress, COUNTED)
+        if not count:
+            return "nothing"
+        at = datetime.fromtimestamp(newest_ms / 1000, UTC)
+        return f"{count} files, newest {at:%Y-%m-%d %H:%M:%S}"
 
     def end(self) -> End | None:
         """Return nothing: how a command ended that nobody saw end is not known."""
@@ -113,6 +137,10 @@ class Inside:
     def progress(self) -> int:
         """Return the newest checkpoint's step."""
         return self._record.progress()
+
+    def shown(self, progress: int) -> str:
+        """Return the step."""
+        return self._record.shown(progress)
 
     def end(self) -> End | None:
         """Return nothing: another attempt finds out at once, and numbers differ."""

@@ -194,4 +194,25 @@ def connect() -> RunsApi:
     """Return the connection that the environment, else the saved login, describes."""
     from runtime.events.syvain.settings import metrics_settings
 
-    return RunsApi(metrics_settings(os.environ))
+    try:
+        settings = metrics_settings(os.environ)
+    except Rejected as unset:
+        _use_stack(unset)
+        settings = metrics_settings(os.environ)
+    return RunsApi(settings)
+
+
+def _use_stack(unset: Rejected) -> None:
+    """Point this process at the stack of this machine.
+
+    Raises:
+        Rejected: it is not up; then what is unset is the better news.
+    """
+    from flows.stack import use_stack
+
+    if os.environ.get("PREFECT_API_URL"):
+        raise unset
+    try:
+        use_stack()
+    except Rejected:
+        raise unset from None

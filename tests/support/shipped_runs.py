@@ -105,6 +105,13 @@ class ShippedRun:
 
         return wait_until(look, within_s=PATIENCE_S, what=self.told)  # type: ignore[return-value] # truthy, so a number
 
+    def flow_process(self) -> int:
+        """The process that looks after the run."""
+        ledger = self.ledger()
+        assert ledger is not None
+        assert ledger.owner is not None
+        return ledger.owner.process.pid
+
     def until(self, *states: str) -> RunView:
         with connect() as server:
 

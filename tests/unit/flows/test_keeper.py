@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
-from flows.endings import Action, Decision, Ended, Policy, classify
+from flows.endings import Action, Decision, Ended, Ending, Policy, classify
 from flows.keeper import Keeper
 from flows.ledger import LedgerFile, Owner
 from flows.processes import ProcessId, host_name
-from flows.standing import Recorded
+from flows.standing import Files, Recorded
 from runtime.checkpoints.memory import MemoryStore
 from runtime.checkpoints.record import AttemptEntry, CheckpointEntry, RunRecord, read_record, write_record
 from runtime.checkpoints.record import Ended as RecordedEnd
@@ -270,3 +271,52 @@ def test_the_location_is_waited_for_also_before_the_first_attempt(monkeypatch):
     assert world.slept == [5, 10]
     assert world.said[0] == "waiting: no bucket; next try in 5 s"
     assert world.stood == [*world.said[:2], None]
+
+
+class Shipped(World):
+    """A location at which nobody keeps a record: the run's files are all that there is."""
+
+    def keeper(self, *given: Any, **more: Any) -> Keeper:
+        return replace(super().keeper(*given, **more), standing=Files(self.store, "checkpoints/"))
+
+    def train(self, number, started) -> Ended:
+        self.ran.append(number)
+        code, files, _ = self.script.pop(0)
+        for name in range(files):
+            self.store.put(f"checkpoints/{number}-{name}", b"")
+        self.store.put("telemetry/points", b"")
+        started(TRAINER)
+        if len(self.ran) - 1 == self.dies_at:
+            raise Died
+        ending = classify(code)
+        return Ended(
+            ending=ending if ending in (Ending.DONE, Ending.INTERRUPTED) else Ending.FAILED, code=code
+        )
+
+
+def test_a_command_that_keeps_something_new_is_resumed_however_often_it_is_killed():
+    world = Shipped([*[(-9, 1, None)] * 12, (0, 0, None)])
+    assert world.keeper().keep().action is Action.COMPLETE
+    assert world.ran == list(range(1, 14))
+
+
+def test_a_command_that_keeps_nothing_new_is_not_whatever_it_writes_elsewhere():
+    world = Shipped([(-9, 0, None)] * 100)
+    assert world.keeper().keep().action is Action.FAIL
+    assert len(world.ran) == 4
+
+
+@pytest.mark.parametrize("code", [1, 2, 75, 76])
+def test_a_command_s_own_failures_are_retried_as_often_as_was_asked(code):
+    world = Shipped([(code, 0, None)] * 3, policy=Policy(interruptions=3, failures=1, no_progress=4))
+    assert world.keeper().keep().action is Action.FAIL
+    assert world.ran == [1, 2]
+
+
+def test_a_command_whose_flow_process_died_goes_on_as_the_next_attempt():
+    world = Shipped([(-9, 2, None), (0, 0, None)], dies_at=0)
+    with pytest.raises(Died):
+        world.keeper().keep()
+    assert world.keeper("t2", pid=101).keep().action is Action.COMPLETE
+    assert [(entry.number, entry.code) for entry in world.ledger().attempts] == [(1, None), (2, 0)]
+    assert world.said[-1] == "lost with its flow process; resuming"

@@ -179,3 +179,37 @@ def test_only_an_attempt_without_an_end_is_open():
     assert ledger.open_entry() is not None
     assert ledger.history() == ()
     assert ended(ledger, None).history()[0].ending is Ending.LOST
+
+
+def test_without_a_run_record_the_ledger_counts_the_attempts_and_a_wait_is_none():
+    ledger = Ledger(slug="a")
+    numbers = []
+    for ending in (Ending.INTERRUPTED, Ending.UNAVAILABLE, Ending.UNAVAILABLE, Ending.FAILED, Ending.DONE):
+        ledger = ledger.started(host="h", recorded=None, start_step=0, at_ms=1)
+        numbers.append(ledger.attempts[-1].number)
+        ledger = ledger.with_last(
+            replace(ledger.attempts[-1], ended_ms=2, end_step=0, code=75, ending=ending)
+        )
+    assert numbers == [1, 2, 2, 2, 3]
+    assert [entry.tries for entry in ledger.attempts] == [1, 3, 1]
+
+
+def test_how_an_attempt_ended_is_kept_where_its_code_does_not_say_it():
+    """75 of a stranger's command is no reason to wait."""
+    file = LedgerFile(MemoryStore(), "a")
+    file.change(
+        lambda old: begun(old).with_last(
+            replace(begun(old).attempts[-1], ended_ms=2, end_step=0, code=75, ending=Ending.FAILED)
+        )
+    )
+    ledger = file.read()
+    assert ledger is not None
+    assert [(ended.ending, ended.code) for ended in ledger.history()] == [(Ending.FAILED, 75)]
+
+
+def test_a_try_after_a_wait_that_nobody_saw_end_is_lost_and_no_wait():
+    waited = ended(begun(Ledger(slug="a")), 75)
+    again = begun(waited)
+    assert len(again.attempts) == 1
+    lost = again.with_last(replace(again.attempts[-1], ended_ms=3, end_step=0))
+    assert [one.ending for one in lost.history()] == [Ending.LOST]

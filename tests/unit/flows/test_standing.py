@@ -63,3 +63,10 @@ def test_a_new_file_is_progress_and_so_is_one_that_was_replaced_but_telemetry_is
     (tmp_path / "checkpoints/old.pt").write_text("2")
     os.utime(tmp_path / "checkpoints/old.pt", (time.time() + 9, time.time() + 9))
     assert standing.progress() > second
+    third = standing.progress()
+    same_tick = (tmp_path / "checkpoints/old.pt").stat().st_mtime
+    (tmp_path / "checkpoints/other.pt").write_text("3")
+    os.utime(tmp_path / "checkpoints/other.pt", (same_tick, same_tick))
+    assert standing.progress() > third
+    assert standing.shown(standing.progress()).startswith("3 files, newest 2")
+    assert standing.shown(0) == "nothing"

@@ -309,10 +309,11 @@ class _Care:
             deadline = time.monotonic() + last_words_s
             for thread in threads:
                 thread.ask_to_stop()
-            self._page.close(timeout_s=last_words_s)
             self._keep_telemetry()
             for thread in threads:
                 thread.stop(timeout_s=max(0.0, deadline - time.monotonic()))
+            # The very last: who sees there that the run is over may schedule it again at once.
+            self._page.close(timeout_s=max(1.0, deadline - time.monotonic()))
 
     def _keep_telemetry(self) -> None:
         trainer = self._trainer

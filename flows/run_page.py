@@ -62,6 +62,7 @@ class RunPage:
         self._log: _Pushed | None = None
         self._left: list[_Pushed] = []
         self._number = 0
+        self._last_word: dict[str, Any] = {}
         self._source: _Source | None = None
         self._delivered = True
         self._away_until, self._trouble = 0.0, ""
@@ -130,11 +131,11 @@ class RunPage:
         self._put(state=state, reason="cancelled by the user" if cancelled else "stopped by a signal")
 
     def ended(self, decision: Decision, ledger: Ledger, store: Store) -> None:
-        """Say the run's last word."""
+        """Take the run's last word, which `close` says: whoever waits for it may schedule the run again."""
         if self._announcer is not None:
             self._announcer.end(None if decision.action is Action.COMPLETE else decision.reason)
         if self._api is not None:
-            self._put(**last_word(decision, ledger, store, say=self._say))
+            self._last_word = last_word(decision, ledger, store, say=self._say)
 
     def tick(self) -> None:
         """Say what is new. Waits for the server, and is called by a thread that may."""
@@ -148,6 +149,8 @@ class RunPage:
         if self._api is None:
             return
         deadline = time.monotonic() + timeout_s
+        if self._last_word:
+            self._put(**self._last_word)
         unsent = self._announcer.close(timeout_s=timeout_s) if self._announcer is not None else 0
         if not self._delivered:
             self._deliver(self._number, timeout_s=max(1.0, deadline - time.monotonic()))

@@ -102,7 +102,7 @@ class Files:
         return None
 
     def progress(self) -> int:
-        """Return the newest object's time in epoch milliseconds, and in the last six digits how many there are.
+        """Return the newest object's time in epoch milliseconds, and how many there are in six digits more.
 
         Many a store's clock ticks once a second only.
         """

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 import zstandard
-from sqlalchemy import ColumnElement, Connection, Select, delete, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    delete,
+    insert,
+    select,
+    update,
+)
 
 from infra.server.refusals import Refused
 from infra.server.store import experiments as experiment_rows
@@ -102,10 +113,9 @@ def find(connection: Connection, organisation_id: int, ref: str) -> AnyRow:
     Raises:
         Refused: There is none in the organisation.
     """
-    mine = _whole(organisation_id)
-    row = connection.execute(mine.where(runs.c.uid == ref)).first()
+    row = _one(connection, runs.c.uid, organisation_id, ref)
     if row is None:
-        row = connection.execute(mine.where(experiments.c.slug == ref)).first()
+        row = _one(connection, experiments.c.slug, organisation_id, ref)
     if row is None:
         raise Refused("run_not_found", f"no run has the name or the id {json.dumps(ref[:200])}")
     return row
@@ -113,8 +123,7 @@ def find(connection: Connection, organisation_id: int, ref: str) -> AnyRow:
 
 def of_experiment(connection: Connection, organisation_id: int, experiment_id: int) -> AnyRow | None:
     """Return an experiment's run as `find` does, by what we call the experiment; None when it has none."""
-    mine = _whole(organisation_id).where(runs.c.experiment_id == experiment_id)
-    return connection.execute(mine).first()
+    return _one(connection, runs.c.experiment_id, organisation_id, experiment_id)
 
 
 def states(connection: Connection, experiment_ids: Sequence[int]) -> dict[int, State]:
@@ -206,7 +215,28 @@ def fence(connection: Connection, row: AnyRow, attempt: int, *, now_ms: int) -> 
         telemetry.mark_attempt(connection, row.id, attempt, now_ms=now_ms)
 
 
-def _found(organisation_id: int, columns: Sequence[ColumnElement[Any]]) -> Select[*tuple[Any, ...]]:
+def _one(
+    connection: Connection, column: ColumnElement[Any], organisation_id: int, value: str | int
+) -> AnyRow | None:
+    statement = _whole(column)
+    return connection.execute(statement, {"organisation_id": organisation_id, "value": value}).first()
+
+
+@cache
+def _whole(column: ColumnElement[Any]) -> Select[*tuple[Any, ...]]:
+    """Return what finds a run by a column.
+
+    Every batch of points is looked up with it, and to make it takes longer than to run it.
+    """
+    state = telemetry_states.c
+    columns = [*runs.c, state.summary, state.dropped, state.attempts]
+    return _found(bindparam("organisation_id"), columns).where(column == bindparam("value"))
+
+
+def _found(
+    organisation_id: int | BindParameter[int], columns: Sequence[ColumnElement[Any]]
+) -> Select[*tuple[Any, ...]]:
+    """Return what finds the runs that an organisation has, with what is asked for of them."""
     return (
         select(
             *columns,
@@ -217,18 +247,8 @@ def _found(organisation_id: int, columns: Sequence[ColumnElement[Any]]) -> Selec
         )
         .join(experiments, experiments.c.id == runs.c.experiment_id)
         .join(telemetry_states, telemetry_states.c.run_id == runs.c.id)
-        .where(*_of(organisation_id))
+        .where(runs.c.organisation_id == organisation_id, experiments.c.deleted_ms.is_(None))
     )
-
-
-def _whole(organisation_id: int) -> Select[*tuple[Any, ...]]:
-    state = telemetry_states.c
-    return _found(organisation_id, [*runs.c, state.summary, state.dropped, state.attempts])
-
-
-def _of(organisation_id: int) -> list[ColumnElement[bool]]:
-    """The conditions that make a run one that the organisation has."""
-    return [runs.c.organisation_id == organisation_id, experiments.c.deleted_ms.is_(None)]
 
 
 def _insert(

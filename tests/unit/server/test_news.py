@@ -1,12 +1,22 @@
 """Waiting for news of a run."""
 
 import asyncio
+import contextlib
+import signal
+import socket
 
+import httpx
 import pytest
+import uvicorn
 
+from infra.server import serving
 from infra.server.api import news as module
+from infra.server.api.app import create_app
 from infra.server.api.news import News
 from infra.server.refusals import Refused
+from infra.server.store import access
+from infra.server.store.store import Store
+from tests.support.run_points import new_run
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +42,14 @@ def waiting(news, counter, number, *, run_id=1, wait_s=60.0):
     return asyncio.create_task(news.wait(run_id, counter.look, until=until, wait_s=wait_s))
 
 
-async def looked(counter, looks=1):
+async def until(fact):
     async with asyncio.timeout(30):
-        while counter.looks < looks:  # noqa: ASYNC110 - nobody tells when it has looked
+        while not fact():  # noqa: ASYNC110 - nobody tells when
             await asyncio.sleep(0)
+
+
+async def looked(counter, looks=1):
+    await until(lambda: counter.looks >= looks)
 
 
 def test_who_waits_is_answered_once_there_is_what_they_wait_for():
@@ -134,3 +148,32 @@ def test_what_another_server_wrote_is_found_by_looking_again(monkeypatch):
         assert await task == 1
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_is_told_to_stop_answers_those_who_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving._Server, "capture_signals", lambda _: contextlib.nullcontext())
+    store = Store(tmp_path / "metrics.sqlite3")
+    new_run(store, slug="r")
+    app = create_app(store, keyless=False)
+    key = store.write_now(lambda connection: access.create_key(connection, 1, "k", role="viewer", now_ms=1))[
+        1
+    ]
+
+    async def scenario():
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1/runs/r/telemetry/points"
+            server = serving._Server(uvicorn.Config(app, log_config=None))
+            serves = asyncio.create_task(server.serve(sockets=[listener]))
+            async with httpx.AsyncClient(timeout=30) as client, asyncio.timeout(30):
+                await until(lambda: server.started)
+                headers = {"authorization": f"Bearer {key}"}
+                asked = asyncio.create_task(client.get(url, params={"wait_s": 25}, headers=headers))
+                await until(lambda: app.state.news._num_waiting == 1)
+                server.handle_exit(signal.SIGTERM, None)
+                response = await asked
+                await serves
+        assert (response.status_code, response.text) == (200, "")
+
+    asyncio.run(scenario())
+    store.close()

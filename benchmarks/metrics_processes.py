@@ -119,10 +119,12 @@ class Client:
         self._process.stdin.flush()
 
     def told(self) -> dict[str, Any]:
-        """Wait until it is done and return what it saw."""
-        told = json.loads(self._line())
+        """Wait until it is done and return what it saw. Its process may not have ended yet."""
+        return dict(json.loads(self._line()))
+
+    def ended(self) -> None:
+        """Wait until its process has ended."""
         assert self._process.wait() == 0
-        return dict(told)
 
     def kill(self) -> None:
         """End it, if it is not done."""
@@ -139,7 +141,8 @@ class Client:
 def together(clients: Sequence[Client], server: int) -> tuple[float, float, list[float]]:
     """Let clients begin at once and wait for them all.
 
-    Returns the seconds until the last was done, the server's CPU seconds, and all times that they took.
+    Returns the seconds until the last had every answer, the server's CPU seconds until then, and all times
+    that they took.
     """
     try:
         for client in clients:
@@ -148,8 +151,10 @@ def together(clients: Sequence[Client], server: int) -> tuple[float, float, list
         for client in clients:
             client.go()
         told = [client.told() for client in clients]
-        seconds = time.perf_counter() - began
-        return seconds, cpu_s(server) - cpu, [each for one in told for each in one["latencies_ms"]]
+        seconds, used = time.perf_counter() - began, cpu_s(server) - cpu
+        for client in clients:
+            client.ended()
+        return seconds, used, [each for one in told for each in one["latencies_ms"]]
     finally:
         for client in clients:
             client.kill()

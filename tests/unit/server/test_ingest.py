@@ -75,6 +75,17 @@ def test_ids_are_parsed_together_as_each_alone(message_ids):
         assert alone == [(together[0], number) for number in together[1]]
 
 
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (1, 1_000), (7, 3), (10**15 - 3, 3), (10**15 - 3, 4)])
+def test_ids_that_follow_one_another_are_parsed_as_each_alone(first, count):
+    message_ids = [f"{'d' * 32}.{number}" for number in range(first, first + count)]
+    alone = [parse_message_id(message_id) for message_id in message_ids]
+    together = parse_message_ids(message_ids)
+    if together is None:
+        assert None in alone
+    else:
+        assert [(together[0], number) for number in together[1]] == alone
+
+
 def test_one_partition_too_many_costs_its_points_alone_and_is_counted(store, monkeypatch):
     monkeypatch.setattr("infra.server.store.series.MAX_PARTITIONS", 2)
     run = Run(store)

@@ -75,10 +75,10 @@ def tree(pid: int) -> list[int]:
     return pids
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process and its children so far."""
+def cpu_s(*pids: int) -> float:
+    """Return the CPU seconds of processes and their children so far."""
     ticks = 0
-    for one in tree(pid):
+    for one in [one for pid in pids for one in tree(pid)]:
         fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -138,20 +138,20 @@ class Client:
         return line
 
 
-def together(clients: Sequence[Client], server: int) -> tuple[float, float, list[float]]:
+def together(clients: Sequence[Client], *servers: int) -> tuple[float, float, list[float]]:
     """Let clients begin at once and wait for them all.
 
-    Returns the seconds until the last had every answer, the server's CPU seconds until then, and all times
+    Returns the seconds until the last had every answer, the servers' CPU seconds until then, and all times
     that they took.
     """
     try:
         for client in clients:
             client.ready()
-        cpu, began = cpu_s(server), time.perf_counter()
+        cpu, began = cpu_s(*servers), time.perf_counter()
         for client in clients:
             client.go()
         told = [client.told() for client in clients]
-        seconds, used = time.perf_counter() - began, cpu_s(server) - cpu
+        seconds, used = time.perf_counter() - began, cpu_s(*servers) - cpu
         for client in clients:
             client.ended()
         return seconds, used, [each for one in told for each in one["latencies_ms"]]

@@ -110,7 +110,9 @@ class Peer(ABC):
         client = self.client(*arguments)
         client.ready()
         client.go()
-        return client.told()
+        told = client.told()
+        client.ended()
+        return told
 
     def _answers(self) -> bool:
         try:

@@ -75,10 +75,10 @@ def tree(pid: int) -> list[int]:
     return pids
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process and its children so far."""
+def cpu_s(*pids: int) -> float:
+    """Return the CPU seconds of processes and their children so far."""
     ticks = 0
-    for one in tree(pid):
+    for one in [one for pid in pids for one in tree(pid)]:
         fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -119,10 +119,12 @@ class Client:
         self._process.stdin.flush()
 
     def told(self) -> dict[str, Any]:
-        """Wait until it is done and return what it saw."""
-        told = json.loads(self._line())
+        """Wait until it is done and return what it saw. Its process may not have ended yet."""
+        return dict(json.loads(self._line()))
+
+    def ended(self) -> None:
+        """Wait until its process has ended."""
         assert self._process.wait() == 0
-        return dict(told)
 
     def kill(self) -> None:
         """End it, if it is not done."""
@@ -136,20 +138,23 @@ class Client:
         return line
 
 
-def together(clients: Sequence[Client], server: int) -> tuple[float, float, list[float]]:
+def together(clients: Sequence[Client], *servers: int) -> tuple[float, float, list[float]]:
     """Let clients begin at once and wait for them all.
 
-    Returns the seconds until the last was done, the server's CPU seconds, and all times that they took.
+    Returns the seconds until the last had every answer, the servers' CPU seconds until then, and all times
+    that they took.
     """
     try:
         for client in clients:
             client.ready()
-        cpu, began = cpu_s(server), time.perf_counter()
+        cpu, began = cpu_s(*servers), time.perf_counter()
         for client in clients:
             client.go()
         told = [client.told() for client in clients]
-        seconds = time.perf_counter() - began
-        return seconds, cpu_s(server) - cpu, [each for one in told for each in one["latencies_ms"]]
+        seconds, used = time.perf_counter() - began, cpu_s(*servers) - cpu
+        for client in clients:
+            client.ended()
+        return seconds, used, [each for one in told for each in one["latencies_ms"]]
     finally:
         for client in clients:
             client.kill()

@@ -3,9 +3,10 @@
     python benchmarks/metrics_server.py [--only ingest --only read ...] [--points 400000]
 
 `ingest`: what our own sender and the public collector bring to it over HTTP, as the clients that they are,
-which share the other core, and with their batches made beforehand, so that only the server bounds. `peers`:
-the same points to the peers' servers. `read`: a series of a million points, a chart of ten million. `memory`:
-ten thousand experiments. The last line is JSON, with `points_per_s`, `points_per_s_foreign`, `over_mlflow`,
+which share the other core, and with their batches made beforehand, so that only the server bounds.
+`postgresql`: our sender once more, with PostgreSQL on the server's core. `peers`: the same points to the
+peers' servers. `read`: a series of a million points, a chart of ten million. `memory`: ten thousand
+experiments. The last line is JSON, with `points_per_s`, `points_per_s_foreign`, `over_mlflow`,
 `chart_ms`, `bytes_per_point` and `rss_mib` among others.
 """
 
@@ -16,6 +17,7 @@ import argparse
 import json
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from benchmarks.metrics_processes import (
     size_of,
     together,
 )
+from tests.support.databases import running_postgres
 from tests.support.metrics_server import MetricsClient, MetricsServer
 
 if TYPE_CHECKING:
@@ -39,8 +42,9 @@ if TYPE_CHECKING:
 
     from benchmarks.metrics_peers import Peer
     from benchmarks.metrics_points import Point
+    from tests.support.databases import Postgres
 
-PARTS = ("ingest", "peers", "read", "memory")
+PARTS = ("ingest", "postgresql", "peers", "read", "memory")
 CLIENTS = 8
 """At once: so many keep the server busy; more gain nothing."""
 OURS = {
@@ -53,6 +57,7 @@ RUN_STEPS = 2_000
 RUNS = 20
 _DATABASE = "metrics.sqlite3*"
 _EVENTS = 1_000
+_DURABLE = {"fsync": "on", "synchronous_commit": "on", "shared_buffers": "128MB"}
 
 
 def main() -> None:
@@ -70,7 +75,7 @@ def main() -> None:
 
 def measure(folder: Path, given: argparse.Namespace, parts: Sequence[str]) -> dict[str, Any]:
     figures: dict[str, Any] = {}
-    if {"ingest", "peers"} & set(parts):
+    if {"ingest", "postgresql", "peers"} & set(parts):
         run = metrics_points.record(folder, steps=RUN_STEPS)
         rows: dict[str, Sent] = {}
         print(f"a real run of {RUN_STEPS:,} steps said {len(run):,} points\n{_HEAD}")
@@ -82,6 +87,9 @@ def measure(folder: Path, given: argparse.Namespace, parts: Sequence[str]) -> di
             rows["our sender, alone"] = _show("our sender, alone", alone, 1)
             figures |= _our_figures(rows)
             figures["bytes_per_point"] = real_runs(folder / "runs", run)
+        if "postgresql" in parts:
+            files, points = _files(folder, run, given.points, "postgresql", clients=CLIENTS)
+            figures["points_per_s_postgresql"] = round(_on_postgresql(folder / "pg", files, points).per_s)
         if "peers" in parts:
             for kind in (metrics_peers.MLflow, metrics_peers.Trackio):
                 peer = kind(folder / kind.name, given.peers)
@@ -100,22 +108,36 @@ def measure(folder: Path, given: argparse.Namespace, parts: Sequence[str]) -> di
     return figures
 
 
-def ours(data: Path, role: str, files: Sequence[Path], points: int) -> Sent:
-    """Bring the points of the files to a new server of ours, each by a client of its own at the same time."""
-    empty = _empty(data)
-    server = MetricsServer(data)
+def ours(data: Path, role: str, files: Sequence[Path], points: int, postgres: Postgres | None = None) -> Sent:
+    """Bring the points of the files to a new server of ours, each by a client of its own at the same time.
+
+    `postgres` keeps them; its processes count as the server's. Unset: a data directory.
+    """
+    server = MetricsServer(data, database=None if postgres is None else postgres.url())
+    server.start()
+    server.stop()
+    empty = _size(data, postgres)
     with on_the_servers_core():
         server.start()
     assert server.process is not None
     pid = server.process.pid
+    pids = [pid] if postgres is None else [pid, postgres.pid]
     command = [sys.executable, __file__, "--client", role, server.url]
     seconds, cpu, latencies = together(
-        [Client([*command, file.stem, str(file)], {"METRICS_KEY": server.key}) for file in files], pid
+        [Client([*command, file.stem, str(file)], {"METRICS_KEY": server.key}) for file in files], *pids
     )
     rss = resident_mib(pid)
     _check(server, files[0])
     server.stop()
-    return Sent(points, seconds, cpu, latencies, size_of(data, _DATABASE) - empty, rss)
+    return Sent(points, seconds, cpu, latencies, _size(data, postgres) - empty, rss)
+
+
+def _on_postgresql(data: Path, files: Sequence[Path], points: int) -> Sent:
+    """Bring the points to a server of ours over a PostgreSQL of its own, on the same core."""
+    with ExitStack() as stack:
+        with on_the_servers_core():
+            postgres = stack.enter_context(running_postgres(_DURABLE))
+        return _show("our sender, PostgreSQL", ours(data, "sender", files, points, postgres), CLIENTS)
 
 
 def real_runs(data: Path, run: Sequence[Point]) -> float:
@@ -135,6 +157,15 @@ def real_runs(data: Path, run: Sequence[Point]) -> float:
     client.close()
     server.stop()
     return round((size_of(data, _DATABASE) - empty) / (RUNS * len(run)), 2)
+
+
+def _size(data: Path, postgres: Postgres | None) -> int:
+    """Return what a stopped server's database takes on disk."""
+    if postgres is None:
+        return size_of(data, _DATABASE)
+    ((size,),) = postgres.run("CHECKPOINT", "SELECT pg_database_size(current_database())")
+    assert isinstance(size, int)
+    return size
 
 
 def _empty(data: Path) -> int:

@@ -1,10 +1,13 @@
 """What Slugline costs: everything on against the bare PyTorch loop of the same model, data and steps.
 
 All live at once and take turns of 100 steps: ours between two bare loops, and what it takes is over the mean
-of theirs; how far those two are apart is what this machine cannot tell. Pinned, the compute of each has one
-core and everything else the other, as a GPU leaves the CPU free; a checkpoint to a local directory, a JSONL
-file, a telemetry file and the Metrics server are on. The last line is JSON: `slowdown`, `slowdown_s3`,
-`metric_us`, and `floor` and `floor_s3`, the median distance of a bare loop from the other one.
+of theirs; how far those two are apart is what this machine cannot tell. Every four rounds new processes
+begin: how the memory of each happens to lie makes it faster or slower than another by up to a percent.
+Pinned, the compute of each has one core and everything else the other, as a GPU leaves the CPU free; a
+checkpoint to a local directory, a JSONL file, a telemetry file and the Metrics server are on.
+
+The last line is JSON: `slowdown`, `slowdown_s3`, `metric_us`, and `floor` and `floor_s3`, the median distance
+of a bare loop from the other one.
 
     python benchmarks/overhead.py [--rounds 12]
 """
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 COMPUTE, REST = 0, 1
 FILE = Path(__file__).with_name("overhead_experiment.py")
 DRAIN_S = 0.5
+EACH = 4  # rounds
 # glibc gives freed memory back after a step and faults it in again in the next, or not, as it happens to lie
 # in each process: 300 to 900 faults a step, 3 to 5 % of its time, and fewer in ours, which holds more.
 SAME_FOR_ALL = {
@@ -119,29 +123,38 @@ class Round:
 
 
 def compare(folder: Path, location: str, *, rounds: int, pinned: bool, env: Mapping[str, str]) -> list[Round]:
-    """Let the three take turns; the first round only warms up."""
+    """Let the three take turns, in new processes every few rounds."""
     from benchmarks.overhead_experiment import BLOCK
 
-    steps = (rounds + 2) * BLOCK
-    ours = (
-        "run", str(FILE), "--slug", folder.name, "--steps", str(steps), "--location", location,
-        "--metrics", f"jsonl:{folder / 'events.jsonl'}", "--metrics", "syvain",
-    )  # fmt: skip
+    print(f"{'round':>5} {'bare ms/step':>13} {'ours':>8} {'bare again':>11} {'slower %':>9} {'apart %':>8}")
+    measured: list[Round] = []
+    while len(measured) < rounds:
+        slug = f"{'pinned' if pinned else 'free'}-{len(measured)}"
+        ours = (
+            "run", str(FILE), "--slug", slug, "--steps", str((EACH + 2) * BLOCK),
+            "--location", f"{location}/{slug}",
+            "--metrics", f"jsonl:{folder / slug}.jsonl", "--metrics", "syvain",
+        )  # fmt: skip
+        telemetry = {"DIVERGENT_TELEMETRY_PATH": f"{folder / slug}.telemetry.jsonl"}
+        measured += _rounds(ours, number=len(measured), pinned=pinned, env={**env, **telemetry})
+    return measured
+
+
+def _rounds(ours: tuple[str, ...], *, number: int, pinned: bool, env: Mapping[str, str]) -> list[Round]:
+    """The rounds of one set of processes; the first round only warms up."""
+    from benchmarks.overhead_experiment import BLOCK
+
     measured = []
     with ExitStack() as stack:
         bare, bare_again = (stack.enter_context(turns("bare", pinned=pinned, env=env)) for _ in range(2))
-        telemetry = {"DIVERGENT_TELEMETRY_PATH": str(folder / "telemetry.jsonl")}
-        our = stack.enter_context(turns("ours", *ours, pinned=pinned, env={**env, **telemetry}))
+        our = stack.enter_context(turns("ours", *ours, pinned=pinned, env=env))
         for one in (bare, bare_again, our):
             one.arrived()
-        print(
-            f"{'round':>5} {'bare ms/step':>13} {'ours':>8} {'bare again':>11} {'slower %':>9} {'apart %':>8}"
-        )
-        for number in range(rounds + 1):
-            this = Round(*_in_order([bare, our, bare_again], backwards=bool(number % 2)))
-            if number:
+        for warm in range(EACH + 1):
+            this = Round(*_in_order([bare, our, bare_again], backwards=bool(warm % 2)))
+            if warm:
                 measured.append(this)
-                print(_line(number, this, 1000 / BLOCK), flush=True)
+                print(_line(number + warm, this, 1000 / BLOCK), flush=True)
     return measured
 
 

@@ -155,7 +155,13 @@ class AttemptRun:
                 interrupts=self._interrupts,
                 about=prepared.about(),
             )
-        update = Updater(self._experiment, model=model, device=prepared.device, precision=prepared.precision)
+        update = Updater(
+            self._experiment,
+            model=model,
+            device=prepared.device,
+            precision=prepared.precision,
+            lull=self._stream.lull,
+        )
         evaluate = Evaluator(
             self._experiment,
             model=model,

@@ -41,12 +41,15 @@ class Updater:
         device: torch.device,
         precision: Precision,
         rank: int = 0,
+        lull: Callable[[], None] = lambda: None,
     ) -> None:
+        """`lull` is called before each backward pass, which runs without the interpreter's lock."""
         self._experiment = experiment
         self._model = model
         self._device = device
         self._precision = precision
         self._rank = rank
+        self._lull = lull
         trained = {id(p) for group in experiment.optimizer.param_groups for p in group["params"]}
         # In the model's order: a file may collect what it trains in a set, and a norm's bits know its order.
         self._parameters = [p for p in experiment.model.parameters() if id(p) in trained]
@@ -107,6 +110,7 @@ class Updater:
             with collecting(self._collector), self._precision.autocast():
                 loss = check_loss(self._experiment.loss(self._model, to_device(batch.data, self._device)))
             losses.append((series, held(loss), batch.num_examples))
+            self._lull()
             self._precision.backward(loss if len(batches) == 1 else loss * (batch.num_examples / total))
         return losses
 

@@ -19,7 +19,7 @@ import pytest
 from tests.support.metrics_server import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from infra.server.store.database import Address
 
@@ -37,10 +37,14 @@ _SETTINGS = {
 
 
 class Postgres:
-    """One cluster on a free port, owned by an unprivileged user where the tests run as root."""
+    """One cluster on a free port, owned by an unprivileged user where the tests run as root.
 
-    def __init__(self, directory: Path) -> None:
+    `settings` come before the tests' own.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
         self.directory = directory
+        self._settings = _SETTINGS | dict(settings or {})
         self.port = free_port()
         self.password = secrets.token_urlsafe(12)
         self.programs = _programs()
@@ -80,7 +84,7 @@ class Postgres:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        settings = _SETTINGS | {"port": str(self.port), "unix_socket_directories": str(self.directory)}
+        settings = self._settings | {"port": str(self.port), "unix_socket_directories": str(self.directory)}
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -99,6 +103,12 @@ class Postgres:
             assert self._process.poll() is None, (self.directory / "log").read_text()
             assert time.monotonic() < deadline, "PostgreSQL does not answer"
             time.sleep(0.02)
+
+    @property
+    def pid(self) -> int:
+        """The process that all its others descend from."""
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """Cut every connection and end the server, if it runs."""
@@ -163,11 +173,11 @@ def _may_run(program: Path) -> bool:
 
 
 @contextmanager
-def running_postgres() -> Iterator[Postgres]:
+def running_postgres(settings: Mapping[str, str] | None = None) -> Iterator[Postgres]:
     """A new cluster, started; it is stopped at the end, if it still runs, and removed."""
     # Not below pytest's own folder, which is closed to others than the user who runs the tests.
     with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as directory:
-        server = Postgres(Path(directory))
+        server = Postgres(Path(directory), settings)
         server.make()
         server.start()
         try:

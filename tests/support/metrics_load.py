@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectorWriter", "SenderWriter", "kill_under"]
 
+_PATIENCE_S = 600.0
+"""To deliver what piled up: on a busy machine a server takes seconds to start, and a campaign minutes."""
 _QUICK = Pace(linger_s=0.005, heartbeat_s=25, first_delay_s=0.02, longest_delay_s=0.1)
 
 
@@ -69,7 +71,7 @@ class CollectorWriter(_Writer):
         self._experiment.metric("m", step + 0.5, step)
 
     def finish(self) -> None:
-        result = self._experiment._flush(60)
+        result = self._experiment._flush(_PATIENCE_S)
         self.lost = result.pending + result.dropped and result
         self._collector._on_exit()
 
@@ -88,7 +90,7 @@ class SenderWriter(_Writer):
         self._stream.metrics(step, lambda: [("m", step + 0.5, {})])
 
     def finish(self) -> None:
-        self.lost = self._stream.close(timeout_s=60).num_dropped
+        self.lost = self._stream.close(timeout_s=_PATIENCE_S).num_dropped
 
 
 def kill_under(server: MetricsServer, writers: Sequence[_Writer], *, kills: int, seed: int) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.client.errors import Rejected
-from infra.client.output import say
+from infra.client.output import print_json, print_table, print_text, say
+from infra.metrics.commands._common import Json  # noqa: TC001 - typer reads it
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(help="Start the server, back it up, restore it, bring its tables up to date.")
+organisations = typer.Typer(help="Organisations beside the first: each sees what is its own alone.")
+app.add_typer(organisations, name="organisation")
 
 Data = Annotated[
     str | None,
@@ -110,6 +113,50 @@ def restore(
         run(place, Path(file))
         name = place.name
     say(f"{file} is restored in {name}: start the server there")
+
+
+@app.command()
+def compact(*, data: Data = None, database: Database = None) -> None:
+    """Give back the room of what was deleted; the server must not run."""
+    with _usable(data, database) as place:
+        from infra.server.upkeep import compact as run
+
+        before, after = run(place)
+        name = place.name
+    say(f"{name}: {before:,} bytes before, {after:,} now")
+
+
+@organisations.command()
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What people know it by.")],
+    *,
+    data: Data = None,
+    database: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Make an organisation and print an owner's key of it: it is shown this once. A server goes on."""
+    with _usable(data, database) as place:
+        from infra.server.upkeep import add_organisation
+
+        made, key = add_organisation(place, name)
+    if as_json:
+        print_json({"organization": {"id": made.uid, "name": made.name}, "secret": key})
+        return
+    say(f"{made.name} is {made.uid}; a key of it, as owner, shown this once:")
+    print_text(key)
+
+
+@organisations.command(name="list")
+def list_(*, data: Data = None, database: Database = None, as_json: Json = False) -> None:
+    """List the organisations, the first start's first."""
+    with _usable(data, database) as place:
+        from infra.server.upkeep import organisations as found
+
+        rows = found(place)
+    if as_json:
+        print_json([{"id": row.uid, "name": row.name} for row in rows])
+        return
+    print_table(("NAME", "ID"), [(row.name, row.uid) for row in rows])
 
 
 @contextmanager

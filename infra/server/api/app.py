@@ -30,6 +30,7 @@ from infra.server.api.remover import Remover
 from infra.server.api.streaming import Turns
 from infra.server.api.uses import Uses
 from infra.server.api.v1 import ROUTERS
+from infra.server.api.warming import warmed
 from infra.server.patience import Patience
 from infra.server.web import pages, sign_in
 from infra.server.web.headers import SafeHeaders
@@ -50,8 +51,8 @@ def create_app(store: Store, *, keyless: bool) -> FastAPI:
     uses, remover = Uses(store), Remover(store)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with uses.kept(), remover.kept():
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with uses.kept(), remover.kept(), warmed(app, store):
             yield
 
     app = FastAPI(

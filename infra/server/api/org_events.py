@@ -286,7 +286,14 @@ def _catalog(connection: Connection, asked: _Asked) -> Answer:
 
 def _annotations(connection: Connection, asked: _Asked) -> Answer:
     row = experiments.find(connection, asked.organisation_id, asked.fields(_Experiment).experimentId)
-    return "query.annotations.result", {"annotations": annotation_rows.of_experiment(connection, row.id)}
+    found = annotation_rows.encoded(connection, row.id, max_bytes=_MAX_ANSWERS_BYTES)
+    if found is None:
+        raise Refused(
+            "limit_exceeded",
+            f"the annotations are more than the {_MAX_ANSWERS_BYTES:,} bytes that an answer takes: ask"
+            " /api/v1/experiments/<id>/annotations for some of them, by `to` and `limit`",
+        )
+    return "query.annotations.result", {"annotations": orjson.Fragment(found)}
 
 
 _QUERIES: dict[str, _Handler] = {

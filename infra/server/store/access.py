@@ -22,6 +22,7 @@ __all__ = [
     "Key",
     "Organisation",
     "Role",
+    "all_organisations",
     "create_key",
     "create_organisation",
     "find_key",
@@ -145,6 +146,12 @@ def keep_an_owner(connection: Connection, organisation_id: int) -> None:
         raise Refused(
             "last_owner", "nobody could manage the organisation any more: make another owner's key first"
         )
+
+
+def all_organisations(connection: Connection) -> list[Organisation]:
+    """Return every organisation, the oldest first."""
+    rows = connection.execute(select(organisations).order_by(organisations.c.id))
+    return [Organisation(row.id, row.uid, row.name) for row in rows]
 
 
 def first_organisation(connection: Connection) -> Organisation | None:

@@ -6,6 +6,7 @@ import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from sqlalchemy import Connection, insert, select, update
 
 from infra.server.store.database import AnyRow, new_id
@@ -15,7 +16,9 @@ from infra.server.store.schema import experiments
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["add", "append", "between", "of_experiment"]
+__all__ = ["add", "append", "between", "encoded", "of_experiment"]
+
+_PAGE = 500
 
 
 def append(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -63,16 +66,8 @@ def between(
     ).all()
 
 
-def of_experiment(
-    connection: Connection, experiment_id: int, *, limit: int | None = None
-) -> list[dict[str, Any]]:
-    """Return an experiment's annotations as the wire shows them, newest first; unset, `limit` means all."""
-    rows = connection.execute(
-        select(table.c.uid, table.c.text, table.c.meta, table.c.at_ms)
-        .where(table.c.experiment_id == experiment_id)
-        .order_by(table.c.at_ms.desc(), table.c.id.desc())
-        .limit(limit)
-    )
+def of_experiment(connection: Connection, experiment_id: int, *, limit: int) -> list[dict[str, Any]]:
+    """Return an experiment's newest annotations as the wire shows them, the newest first."""
     return [
         {
             "annotationId": row.uid,
@@ -80,5 +75,41 @@ def of_experiment(
             "meta": json.loads(row.meta),
             "createdAtMs": row.at_ms,
         }
-        for row in rows
+        for row in _page(connection, experiment_id, None, limit)
     ]
+
+
+def encoded(connection: Connection, experiment_id: int, *, max_bytes: int) -> bytes | None:
+    """Return all annotations of an experiment as one JSON array, newest first; None where it is too large.
+
+    They are read a page at a time, so that no more than the array and a page is held.
+    """
+    parts: list[bytes] = []
+    size, last = 0, None
+    while rows := _page(connection, experiment_id, last, _PAGE):
+        for row in rows:
+            part = orjson.dumps(
+                {
+                    "annotationId": row.uid,
+                    "annotation": row.text,
+                    "meta": orjson.Fragment(row.meta),
+                    "createdAtMs": row.at_ms,
+                }
+            )
+            parts.append(part)
+            size += len(part) + 1
+            if size > max_bytes:
+                return None
+        last = rows[-1]
+    return b"[%b]" % b",".join(parts)
+
+
+def _page(connection: Connection, experiment_id: int, after: AnyRow | None, limit: int) -> Sequence[AnyRow]:
+    """Return the annotations that come after one of them, the newest first; unset, from the first on."""
+    found = select(table.c.id, table.c.uid, table.c.text, table.c.meta, table.c.at_ms).where(
+        table.c.experiment_id == experiment_id
+    )
+    if after is not None:
+        older = (table.c.at_ms == after.at_ms) & (table.c.id < after.id)
+        found = found.where((table.c.at_ms <= after.at_ms) & ((table.c.at_ms < after.at_ms) | older))
+    return connection.execute(found.order_by(table.c.at_ms.desc(), table.c.id.desc()).limit(limit)).all()

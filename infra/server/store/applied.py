@@ -61,6 +61,13 @@ class Applied:
         self._hashed.clear()
         self._nbytes = 0
 
+    def forget_one(self, experiment_id: int) -> None:
+        """Drop what is remembered of one experiment."""
+        experiment = self._experiments.pop(experiment_id, None)
+        if experiment is not None:
+            self._nbytes -= experiment.nbytes
+        self._hashed.clear()
+
     def known(
         self, connection: Connection, experiment_id: int, message_ids: Sequence[str], *, now_ms: int
     ) -> set[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["dump_database", "load_database", "restore_file", "save_file"]
+__all__ = ["compact_file", "dump_database", "load_database", "restore_file", "save_file"]
 
 _SQLITE, _POSTGRESQL = b"SQLite format 3\0", b"PGDMP"
 
@@ -40,6 +40,29 @@ def save_file(database: Path, file: Path) -> int:
             copy.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the original is
             _check_sound(copy, database)
     return file.stat().st_size
+
+
+def compact_file(database: Path) -> tuple[int, int]:
+    """Write an SQLite database anew without the room of what was deleted; return its bytes before and after.
+
+    Nobody else may have it open. The new file is checked, and takes the old one's place in one step.
+
+    Raises:
+        Unusable: The database cannot be used, there is no room for a second one, or it is not sound.
+    """
+    if not database.exists():
+        raise Unusable(f"there is no database at {database}")
+    before = database.stat().st_size
+    with _replacing(database) as temporary, _sqlite_errors(f"{database} cannot be compacted"):
+        with closing(sqlite3.connect(database, timeout=5, isolation_level=None)) as old:
+            # What a server that was killed left beside the file must not stay there beside the new one.
+            (busy, _, _) = old.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:
+                raise Unusable(f"somebody reads {database}, perhaps a backup: try again once it is done")
+            old.execute("VACUUM INTO ?", (str(temporary),))
+        with closing(sqlite3.connect(temporary)) as copy:
+            _check_sound(copy, database)
+    return before, database.stat().st_size
 
 
 def restore_file(file: Path, database: Path) -> None:

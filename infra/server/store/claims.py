@@ -91,11 +91,8 @@ def claim(known: Known, sender: Senders, message_ids: Sequence[str]) -> Claim:
     return _one_by_one(known, sender, message_ids)
 
 
-def _ascend(numbers: list[int]) -> bool:
-    first = numbers[0]
-    if numbers[-1] - first == len(numbers) - 1 and numbers == list(range(first, first + len(numbers))):
-        return True
-    return all(one < other for one, other in pairwise(numbers))
+def _ascend(numbers: Sequence[int]) -> bool:
+    return isinstance(numbers, range) or all(one < other for one, other in pairwise(numbers))
 
 
 def _one_by_one(known: Known, sender: Senders, message_ids: Sequence[str]) -> Claim:

@@ -24,6 +24,7 @@ __all__ = [
     "Address",
     "AnyRow",
     "Database",
+    "check_current",
     "is_about_rows",
     "is_empty",
     "migrate",
@@ -131,6 +132,25 @@ def migrate(database: Database) -> tuple[str | None, str]:
     head = script.get_current_head()
     assert head is not None
     return before, head
+
+
+def check_current(connection: Connection) -> None:
+    """Refuse a database whose tables are not of this version: only a start or a migration changes them.
+
+    Raises:
+        Unusable: They are of another version, or there are none.
+    """
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    found = MigrationContext.configure(connection).get_current_revision()
+    script = ScriptDirectory.from_config(_alembic())
+    _check_known(found, script)
+    if found != script.get_current_head():
+        of = "has no tables" if found is None else f"has the tables of version {found}"
+        raise Unusable(
+            f"the database {of}: start the server there first, or run syvain-metrics server migrate"
+        )
 
 
 def is_empty(connection: Connection) -> bool:

@@ -60,10 +60,17 @@ class Ingest:
         self._num_remembered = 0
 
     def forget(self) -> None:
-        """Drop what is remembered: a transaction was rolled back, or something was deleted."""
+        """Drop what is remembered: a transaction was rolled back, or somebody else has written."""
         self._live.clear()
         self._num_remembered = 0
         self.applied.forget()
+
+    def forget_one(self, experiment_id: int) -> None:
+        """Drop what is remembered of one experiment: a batch of it was undone, or it was deleted."""
+        live = self._live.pop(experiment_id, None)
+        if live is not None:
+            self._num_remembered -= live.size
+        self.applied.forget_one(experiment_id)
 
     def apply(
         self, connection: Connection, session: Session, commands: Sequence[Command], *, now_ms: int
@@ -105,7 +112,7 @@ class Ingest:
             refused_others = batch.do(others) if others else {}
             batch.write()
         except BaseException:
-            self.forget()
+            self.forget_one(session.experiment_id)
             raise
         self._bound(live)
         return refused, refused_others

@@ -63,14 +63,17 @@ class Marks:
             self._insert(at, first, sequence - 1)
 
     def add_ascending(self, sequences: Sequence[int]) -> None:
-        """Remember numbers that ascend from `next` on: what a sender sends for the first time."""
+        """Remember numbers that ascend from `next` on: what a sender sends for the first time.
+
+        Those of a range follow one another.
+        """
         assert sequences[0] >= self.next
         run = self.next
-        for sequence in sequences:
+        for sequence in sequences[:1] if isinstance(sequences, range) else sequences:
             if sequence > run:
                 self._insert(len(self._firsts), run, sequence - 1)
             run = sequence + 1
-        self.next = run
+        self.next = sequences[-1] + 1
 
     def flushed(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the holes to delete, by first number, and those to store, and forget that they changed."""

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, func, insert, select, update
 
 from infra.server.refusals import Refused
+from infra.server.store import sql
 from infra.server.store.access import Organisation, hash_secret, new_secret
 from infra.server.store.database import AnyRow, new_id
-from infra.server.store.schema import experiments, organisations, sessions, tokens
+from infra.server.store.schema import sessions, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,7 @@ __all__ = [
 TOKEN_LIFETIME_MS = 24 * 3_600_000
 TOKEN_PREFIX = "slt_"  # noqa: S105 - what every token begins with
 _OWN_ID = re.compile(r"([0-9a-f]{32})\.(0|[1-9][0-9]{0,14})")
+_MAX_SEQUENCE = 10**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,17 @@ class Token:
     expires_ms: int
 
 
+_BY_HASH = (
+    "SELECT tokens.session_id, tokens.expires_ms, tokens.revoked_ms, sessions.experiment_id,"
+    " experiments.uid AS experiment_uid, experiments.organisation_id,"
+    " organisations.uid AS organisation_uid, organisations.name AS organisation_name"
+    " FROM tokens JOIN sessions ON sessions.id = tokens.session_id"
+    " JOIN experiments ON experiments.id = sessions.experiment_id"
+    " JOIN organisations ON organisations.id = experiments.organisation_id"
+    " WHERE tokens.hash = ?"
+)
+
+
 def parse_message_id(message_id: str) -> tuple[str, int] | None:
     """Return the session and the sequence number of one of our sender's ids; None for anybody else's."""
     if len(message_id) < 34 or message_id[32] != ".":
@@ -70,15 +83,18 @@ def parse_message_id(message_id: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
-def parse_message_ids(message_ids: Sequence[str]) -> tuple[str, list[int]] | None:
+def parse_message_ids(message_ids: Sequence[str]) -> tuple[str, Sequence[int]] | None:
     """Return the one session and the sequence numbers of ids that are all of one of our senders; else None.
 
-    The same as `parse_message_id` for each, at a fifth of the time.
+    The same as `parse_message_id` for each, at a fifth of the time, and at a twentieth where the numbers
+    follow one another: those come as a range.
     """
     first = parse_message_id(message_ids[0])
     if first is None:
         return None
-    prefix = first[0] + "."
+    prefix, following = first[0] + ".", range(first[1], first[1] + len(message_ids))
+    if following[-1] < _MAX_SEQUENCE and message_ids == [f"{prefix}{number}" for number in following]:
+        return first[0], following
     if not all(map(str.startswith, message_ids, repeat(prefix))):
         return None
     tails = [message_id[33:] for message_id in message_ids]
@@ -87,7 +103,7 @@ def parse_message_ids(message_ids: Sequence[str]) -> tuple[str, list[int]] | Non
     except ValueError:
         return None
     # Written as we write them, without a sign, leading zeros or digits of other scripts.
-    if list(map(str, numbers)) != tails or not 0 <= min(numbers) <= max(numbers) < 10**15:
+    if list(map(str, numbers)) != tails or not 0 <= min(numbers) <= max(numbers) < _MAX_SEQUENCE:
         return None
     return first[0], numbers
 
@@ -208,22 +224,7 @@ def _began(row: AnyRow) -> tuple[int, bool, int]:
 
 
 def _token_row(connection: Connection, secret: str, experiment_uid: str | None) -> AnyRow | None:
-    found = (
-        select(
-            tokens.c.session_id,
-            tokens.c.expires_ms,
-            tokens.c.revoked_ms,
-            sessions.c.experiment_id,
-            experiments.c.uid.label("experiment_uid"),
-            experiments.c.organisation_id,
-            organisations.c.uid.label("organisation_uid"),
-            organisations.c.name.label("organisation_name"),
-        )
-        .join(sessions, sessions.c.id == tokens.c.session_id)
-        .join(experiments, experiments.c.id == sessions.c.experiment_id)
-        .join(organisations, organisations.c.id == experiments.c.organisation_id)
-        .where(tokens.c.hash == hash_secret(secret))
-    )
-    if experiment_uid is not None:
-        found = found.where(experiments.c.uid == experiment_uid)
-    return connection.execute(found).first()
+    # Every batch asks this: built by SQLAlchemy each time, it would take longer than it takes to answer.
+    of_experiment = "" if experiment_uid is None else " AND experiments.uid = ?"
+    values = (hash_secret(secret), *(() if experiment_uid is None else (experiment_uid,)))
+    return sql.one(connection, _BY_HASH + of_experiment, values)

@@ -144,7 +144,10 @@ class Writer:
             for unit in units:
                 unit.outcome, unit.error = None, failure
         if self.observe is not None:
-            self.observe(time.perf_counter() - started_s, len(units), failed=failed)
+            try:
+                self.observe(time.perf_counter() - started_s, len(units), failed=failed)
+            except Exception:  # whoever watches must not end the writing
+                _logger.exception("a commit could not be observed")
 
     def _apply(self, connection: Connection, unit: _Unit[Any]) -> None:
         """Run one unit so that its failure undoes it alone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.responses import RedirectResponse
 
 from infra.server.api.context import require, sign_in_secret, store_of
 from infra.server.refusals import Refused
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["router"]
 
 router = APIRouter()
+
+
+@router.get("/")
+async def front() -> Response:
+    """The dashboard, which sees to it who asks."""
+    return RedirectResponse("/dashboard", 307)
 
 
 @router.get("/dashboard")

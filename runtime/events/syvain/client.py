@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import ipaddress
 import re
 import ssl
 import uuid
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import orjson
 
@@ -102,28 +104,36 @@ class Metrics(Protocol):
 
 
 class MetricsClient:
-    """Talks to one Metrics host with one key over one kept connection. Made before a run, closed after it."""
+    """Talks to one Metrics host with one key over one kept connection. Made before a run, closed after it.
 
-    def __init__(self, settings: MetricsSettings, *, timeout_s: float = 30.0) -> None:
+    `pack` says whether what is sent and asked for may be compressed; unset, it is unless the host is this
+    machine, where it costs both sides more than the bytes do.
+    """
+
+    def __init__(
+        self, settings: MetricsSettings, *, timeout_s: float = 30.0, pack: bool | None = None
+    ) -> None:
         import httpx
 
         self.host = settings.host
         self._key = settings.api_key
+        pack = not _is_this_machine(settings.host) if pack is None else pack
         self._gzip = False
-        self._gzip_refused = False
+        self._gzip_refused = not pack
         headers = {
             "user-agent": f"slugline/{__version__}",
             "x-syvain-client": "slugline",
             "x-syvain-client-version": __version__,
             "accept": "application/json",
-            "accept-encoding": "gzip",
+            "accept-encoding": "gzip" if pack else "identity",
         }
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0))
         # Reading the system's certificates takes 0.2 s, which a host without TLS has no use for.
         plain = settings.host.startswith("http://")
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True
-        self._http = httpx.Client(base_url=settings.host, headers=headers, timeout=timeout, verify=verify)
+        self._http = httpx.Client(headers=headers, timeout=timeout, verify=verify)
         self._http_errors = httpx.HTTPError
+        self._make_url = lru_cache(maxsize=8)(httpx.URL)
 
     def page(self, experiment_id: str) -> str:
         """Return the address of an experiment's page."""
@@ -223,7 +233,8 @@ class MetricsClient:
             headers["content-encoding"] = encoding
         timeout = self._http.timeout if timeout_s is None else timeout_s
         try:
-            response = self._http.request(method, path, headers=headers, content=body, timeout=timeout)
+            url = self._make_url(self.host + path)
+            response = self._http.request(method, url, headers=headers, content=body, timeout=timeout)
         except self._http_errors as error:
             raise Trouble(f"{type(error).__name__}: {error}") from error
         if response.is_success:
@@ -270,6 +281,15 @@ def _offers_gzip(header: str) -> bool:
 def _retry_after_s(response: httpx.Response) -> float | None:
     seconds = response.headers.get("retry-after", "").strip()
     return float(seconds) if re.fullmatch(r"\d{1,9}", seconds) else None
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a URL names this machine by an address or a name that can mean no other."""
+    name = urlsplit(host).hostname or ""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def _error_text(response: httpx.Response) -> str:

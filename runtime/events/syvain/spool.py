@@ -28,6 +28,7 @@ _FIRST_CHUNK_BYTES = 4 << 20
 _LARGEST_CHUNK_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 18
 _INDEXED_EVERY = 256
+_READ_AT_ONCE = 64
 
 
 class Spool:
@@ -71,11 +72,12 @@ class Spool:
         """Return lines from `position` on, without line feeds: at least one where there is one."""
         lines: list[bytes] = []
         size = 0
-        for line in islice(self.lines(position), most_lines):
-            size += len(line)
-            if lines and size > most_bytes:
-                break
-            lines.append(line)
+        rest = islice(self.lines(position), most_lines)
+        while size <= most_bytes and (more := list(islice(rest, _READ_AT_ONCE))):
+            size += sum(map(len, more))
+            lines += more
+        while len(lines) > 1 and size > most_bytes:
+            size -= len(lines.pop())
         return lines
 
     def lines(self, position: int) -> Iterator[bytes]:

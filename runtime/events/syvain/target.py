@@ -37,7 +37,8 @@ class SyvainTarget:
     """Sends a run's events to a Metrics server, in the background and in order.
 
     `session` is the attempt's: an event's message id is `<session>.<sequence>`. `folder`, a path or an id, is
-    where the experiment is put if it is in no folder yet; unset leaves it where it is.
+    where the experiment is put if it is in no folder yet; unset leaves it where it is. `pack` is the
+    client's.
     """
 
     name = "syvain"
@@ -50,12 +51,13 @@ class SyvainTarget:
         folder: str | None = None,
         pace: Pace | None = None,
         timeout_s: float = 30.0,
+        pack: bool | None = None,
     ) -> None:
         self._session = session
         self._head = line_head(session)
         self._folder = None if folder is None else check_folder(folder)
         self._pace = pace or Pace()
-        self._client = MetricsClient(settings, timeout_s=timeout_s)
+        self._client = MetricsClient(settings, timeout_s=timeout_s, pack=pack)
         self._spool = Spool()
         self._segments = Segments(self._spool, session)
         self._sender = Sender(

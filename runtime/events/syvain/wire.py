@@ -215,7 +215,7 @@ def _all_taken(body: bytes, message_ids: Sequence[str]) -> bool:
         return False
     if [reply.correlationId for reply in replies] != list(message_ids):
         return False
-    return all(reply.event != _ERROR for reply in replies)
+    return _ERROR not in {reply.event for reply in replies}
 
 
 def read_error(data: object) -> EventError:

@@ -24,7 +24,7 @@ class Driver:
         self.stub = stub
         self.now = 0.0
         self.spool = Spool()
-        self.client = MetricsClient(MetricsSettings(stub.url, KEY), timeout_s=2)
+        self.client = MetricsClient(MetricsSettings(stub.url, KEY), timeout_s=2, pack=True)
         self.sender = Sender(
             self.client,
             self.spool,

@@ -1,5 +1,6 @@
 """The whole Metrics target, thread and all, against a server over real HTTP."""
 
+import contextlib
 import logging
 import math
 import socket
@@ -29,9 +30,9 @@ def stub():
         yield server
 
 
-def target(stub, session=FIRST, *, pace=FAST, folder=None, key=KEY, url=None):
+def target(stub, session=FIRST, *, pace=FAST, folder=None, key=KEY, url=None, pack=None):
     settings = MetricsSettings(url or stub.url, key)
-    return SyvainTarget(settings, session=session, pace=pace, folder=folder, timeout_s=5)
+    return SyvainTarget(settings, session=session, pace=pace, folder=folder, timeout_s=5, pack=pack)
 
 
 def closed_port():
@@ -165,7 +166,7 @@ def test_large_events_travel_in_requests_of_a_mebibyte(stub):
 
 def test_bodies_are_compressed_once_the_server_offered_it(stub):
     stub.next("open", metrics_stub.with_headers(accept_encoding="br, GZIP;q=1"))
-    stream = EventStream([target(stub)])
+    stream = EventStream([target(stub, pack=True)])
     stream.open(OPEN)
     stream.metrics(0, lambda: [(f"m{number}", 1.0, {}) for number in range(1_000)])
     stream.close(timeout_s=10)
@@ -173,14 +174,43 @@ def test_bodies_are_compressed_once_the_server_offered_it(stub):
     assert "content-encoding" not in start.headers, "too small to be worth it"
     assert batch.headers["content-encoding"] == "gzip"
     assert batch.size_bytes < 30_000
+    assert batch.headers["accept-encoding"] == "gzip"
     assert len(stub.named("metric")) == 1_000
+
+
+def test_nothing_is_compressed_on_the_way_to_this_machine(stub):
+    stub.next("open", metrics_stub.with_headers(accept_encoding="gzip"))
+    stream = EventStream([target(stub)])
+    stream.open(OPEN)
+    stream.metrics(0, lambda: [(f"m{number}", 1.0, {}) for number in range(1_000)])
+    stream.close(timeout_s=10)
+    assert len(stub.named("metric")) == 1_000
+    assert all("content-encoding" not in request.headers for request in stub.of("write"))
+    assert {request.headers["accept-encoding"] for request in stub.of("write")} == {"identity"}
+
+
+@pytest.mark.parametrize(
+    ("host", "packs"),
+    [
+        ("http://127.0.0.1:4300", False),
+        ("http://[::1]:4300/under", False),
+        ("http://localhost", False),
+        ("http://10.0.0.7:4300", True),
+        ("http://localhost.example.com", True),
+        ("https://metrics.041.io", True),
+    ],
+)
+def test_only_what_names_this_machine_is_spared_the_packing(host, packs):
+    client = MetricsClient(MetricsSettings(host, KEY))
+    with contextlib.closing(client):
+        assert client._http.headers["accept-encoding"] == ("gzip" if packs else "identity")
 
 
 @pytest.mark.parametrize("offer", ["identity", "gzip;q=0", "deflate, br", ""])
 def test_nothing_is_compressed_without_an_offer(stub, offer):
     stub.next("open", metrics_stub.with_headers(accept_encoding=offer))
     stub.next("auth", metrics_stub.with_headers(accept_encoding="gzip"))
-    metrics = target(stub)
+    metrics = target(stub, pack=True)
     metrics.check()
     stream = EventStream([metrics])
     stream.open(OPEN)

@@ -98,7 +98,34 @@ def test_tables_are_brought_up_to_date_without_a_server(alone, tmp_path):
     assert "they were" in again.line
 
 
-@pytest.mark.parametrize("command", [["migrate"], ["start", "--port", "0"], ["restore", "FILE"]])
+def test_a_second_organisation_has_a_key_of_its_own_that_is_shown_once(alone, start, tmp_path):
+    data = tmp_path / "data"
+    _, url, log = start("--data", data, "--no-login")
+    said = alone.apart("server", "organisation", "add", "Lab 2", "--data", data)
+    key = said.out.strip()
+    assert (said.code, said.out) == (0, key + "\n")
+    assert key not in said.err
+    client = MetricsClient(url, key)
+    client.open("mine")
+    client.close()
+    as_json = alone.apart("server", "organisation", "add", "Lab 3", "--data", data, "--json").json
+    assert as_json["organization"]["name"] == "Lab 3"
+    assert as_json["secret"].startswith("slk_")
+    listed = alone.apart("server", "organisation", "list", "--data", data, "--json").json
+    assert [one["name"] for one in listed] == ["local", "Lab 2", "Lab 3"]
+    assert "Lab 2" in alone.apart("server", "organisation", "list", "--data", data).out
+    assert alone.apart("server", "organisation", "add", "Lab 2", "--data", data).code == 2
+    assert key not in log.read_text()
+
+
+def test_a_directory_is_compacted(alone, tmp_path):
+    alone.apart("server", "migrate", "--data", tmp_path / "data")
+    said = alone.apart("server", "compact", "--data", tmp_path / "data")
+    assert (said.code, said.out) == (0, "")
+    assert "bytes before" in said.line
+
+
+@pytest.mark.parametrize("command", [["migrate"], ["compact"], ["start", "--port", "0"], ["restore", "FILE"]])
 def test_a_directory_that_a_server_holds_is_refused(alone, start, tmp_path, command):
     start("--data", tmp_path / "data", "--no-login")
     given = [str(tmp_path / "none") if word == "FILE" else word for word in command]
@@ -113,6 +140,8 @@ def test_a_directory_that_a_server_holds_is_refused(alone, start, tmp_path, comm
         (["backup", "FILE", "--data", "NONE"], "there is no database at"),
         (["restore", "NONE", "--data", "FRESH"], "none"),
         (["start", "--data", "NONE", "--database", "postgresql://h/d"], "got both"),
+        (["compact", "--data", "FRESH"], "there is no database at"),
+        (["organisation", "add", "x", "--data", "NONE"], "there is no database at"),
         (["migrate", "--database", "mysql://h/d"], "mysql"),
         (["start", "--data", "/proc/nothing"], "/proc/nothing cannot be written"),
         (["start", "--host", "256.0.0.1", "--data", "FRESH"], "cannot listen on 256.0.0.1"),

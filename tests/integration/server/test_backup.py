@@ -1,5 +1,6 @@
 """Backups made while the server is written to, restored elsewhere, on both databases."""
 
+import contextlib
 import os
 import resource
 import shutil
@@ -17,6 +18,7 @@ from infra.server.refusals import Unusable
 from infra.server.serving import open_store
 from tests.support.databases import KINDS
 from tests.support.metrics_server import MetricsClient, MetricsServer, running_server
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -206,3 +208,67 @@ def test_no_password_is_shown_to_others_while_a_backup_runs(postgres, tmp_path, 
         upkeep.backup(RemoteDatabase(url), tmp_path / "backup")
     assert postgres.password not in (tmp_path / "seen").read_text()
     assert (tmp_path / "password").read_text().strip() == postgres.password
+
+
+def test_an_organisation_is_added_beside_a_running_server_and_sees_its_own_alone(origin):
+    server, place = origin
+    first = MetricsClient(server.url, server.key)
+    first.open("theirs")
+    made, key = upkeep.add_organisation(place, "Räuber & Söhne")
+    assert [one.name for one in upkeep.organisations(place)] == ["local", made.name]
+    other = MetricsClient(server.url, key)
+    status = other.http.get("/api/v1/auth/status", headers=other.authorization).json()["data"]
+    assert status["organization"] == {"id": made.uid, "name": made.name}
+    assert status["auth"]["role"] == "owner"
+    assert other.data("foldertree.read") == {"folders": [], "experiments": []}
+    experiment = other.open("theirs")
+    experiment.send(experiment.metric("m", 1.0, 0))
+    assert len(first.data("foldertree.read")["experiments"]) == 1
+    for name, says in (("local", "named 'local' already"), ("", "got ''"), ("a\nb", "printable")):
+        with pytest.raises(Unusable, match=says):
+            upkeep.add_organisation(place, name)
+    for client in (first, other):
+        client.close()
+
+
+def test_an_organisation_is_not_added_where_there_are_no_tables(empty):
+    _, place = empty
+    with pytest.raises(Unusable, match="start the server there first"):
+        upkeep.add_organisation(place, "one")
+
+
+def test_room_of_what_was_deleted_is_given_back(origin):
+    server, place = origin
+    client = MetricsClient(server.url, server.key)
+    kept, gone = client.open("kept"), client.open("gone")
+    for experiment, count in ((kept, 5), (gone, 500)):
+        experiment.send(*[experiment.metric("m", 0.5 * step, step) for step in range(100)])
+        experiment.send(*[experiment.event("annotate", annotation="x" * 16_000) for _ in range(count)])
+    points, key = client.points(kept.id), client.key
+    client.http.delete(f"/api/v1/experiments/{gone.id}", headers=client.authorization).raise_for_status()
+    client.close()
+    if not isinstance(place, DataDir):
+        with pytest.raises(Unusable, match="PostgreSQL uses the room"):
+            upkeep.compact(place)
+        return
+    with pytest.raises(Unusable, match="in use by another server"):
+        upkeep.compact(place)
+    wait_until(lambda: not left_of(place), within_s=30)
+    server.kill()  # with pages beside the file that are not in it yet
+    before, after = upkeep.compact(place)
+    assert after == place.database.stat().st_size < before - 4_000_000
+    assert place.database.stat().st_mode & 0o777 == 0o600
+    assert sorted(file.name for file in place.path.iterdir()) == ["key", "lock", "metrics.sqlite3"]
+    server.start()
+    again = MetricsClient(server.url, key)
+    assert again.points(kept.id) == points
+    assert len(again.data("query.annotations", experimentId=kept.id)["annotations"]) == 5
+    again.close()
+
+
+def left_of(place):
+    """How many experiments are taken away and not deleted yet."""
+    with contextlib.closing(sqlite3.connect(place.database)) as connection:
+        return connection.execute("SELECT count(*) FROM experiments WHERE deleted_ms IS NOT NULL").fetchone()[
+            0
+        ]

@@ -157,6 +157,23 @@ def test_annotations_come_newest_first_and_keep_their_own_times(client, experime
     assert notes[0]["createdAtMs"] >= before
 
 
+def test_annotations_beyond_what_an_answer_takes_are_refused_and_read_by_time(client, experiment):
+    text, meta = "x" * 16_000, {"k": "y" * 65_000}
+    for first in range(0, 900, 100):
+        experiment.send(
+            *[
+                experiment.event("annotate", annotation=text, meta=meta, timestampMs=at_ms)
+                for at_ms in range(first, first + 100)
+            ]
+        )
+    reply = client.ask("query.annotations", experimentId=experiment.id)
+    assert (reply["event"], reply["data"]["code"]) == ("syvain.v2.error", "limit_exceeded")
+    assert reply["data"]["status"] == 422
+    address = f"/api/v1/experiments/{experiment.id}/annotations"
+    notes = client.http.get(address, params={"to": 99}, headers=client.authorization).json()["data"]
+    assert [note["created_at_ms"] for note in notes["annotations"]] == list(range(99, -1, -1))
+
+
 def test_what_is_sent_twice_is_stored_once_and_answered_alike(client, experiment):
     foreign = {"message_id": str(uuid.uuid4())}
     events = [

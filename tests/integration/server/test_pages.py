@@ -62,6 +62,13 @@ def test_nothing_that_was_sent_becomes_markup_and_scripts_come_from_us_alone(ser
         assert httpx.get(server.url + reference).status_code == 200
 
 
+def test_the_bare_address_leads_to_the_list(server, filled, slug):
+    assert httpx.get(server.url).headers["location"] == "/dashboard"
+    page = httpx.get(server.url, follow_redirects=True)
+    assert (page.status_code, page.url.path) == (200, "/dashboard")
+    assert slug in page.text
+
+
 def test_the_list_links_to_every_experiment(server, filled, slug):
     text = httpx.get(f"{server.url}/dashboard").text
     assert f'href="/dashboard/experiments/{filled.id}">{slug}</a>' in text

@@ -18,6 +18,7 @@ from tests.support.databases import KINDS
 from tests.support.served_app import served
 
 OPEN = {
+    "GET /",
     "GET /healthz",
     "GET /readyz",
     "GET /metrics",

@@ -131,6 +131,32 @@ def test_values_are_resolved_on_the_streams_thread():
     assert threads == ["events"]
 
 
+@pytest.mark.parametrize("then", ["lull", "annotate", "close"])
+def test_metrics_wait_for_a_lull_or_for_whatever_else_is_said(monkeypatch, then):
+    monkeypatch.setattr("runtime.events.stream._PATIENCE_S", 3_600.0)
+    resolved = threading.Event()
+    stream = EventStream([MemoryTarget()])
+
+    def resolve():
+        resolved.set()
+        return []
+
+    stream.metrics(0, resolve)
+    assert not resolved.is_set()  # the thread was not woken
+    {"lull": stream.lull, "annotate": lambda: stream.annotate(0, "news", {}), "close": lambda: None}[then]()
+    assert then == "close" or resolved.wait(10)
+    stream.close(timeout_s=10)
+    assert resolved.is_set()
+
+
+def test_metrics_are_written_soon_although_no_lull_comes():
+    resolved = threading.Event()
+    stream = EventStream([MemoryTarget()])
+    stream.metrics(0, lambda: [("loss", float(resolved.set() is None), {})])
+    assert resolved.wait(10)
+    stream.close(timeout_s=10)
+
+
 def test_an_error_in_resolve_keeps_the_values_before_it_and_is_counted(caplog):
     target = MemoryTarget()
     stream = EventStream([target])

@@ -36,7 +36,7 @@ OPTIONS = [
 
 
 def test_there_are_the_commands_of_every_group():
-    assert len(COMMANDS) == 35
+    assert len(COMMANDS) == 38
     assert {name.split()[0] for name in COMMANDS} == {
         "server",
         "auth",
@@ -72,7 +72,7 @@ def test_every_column_of_an_export_stands_in_the_docs(column):
 )
 def test_every_line_in_the_docs_parses(line, arguments):
     del line
-    name = next(" ".join(arguments[:n]) for n in (2, 1) if " ".join(arguments[:n]) in COMMANDS)
+    name = next(" ".join(arguments[:n]) for n in (3, 2, 1) if " ".join(arguments[:n]) in COMMANDS)
     given = arguments[len(name.split()) :]
     COMMANDS[name].make_context(name, given[: given.index("<")] if "<" in given else given)
 

@@ -20,7 +20,7 @@ def store(tmp_path):
 def delete(store, run):
     """Delete an experiment with everything that is left of it."""
     store.write_now(lambda connection: removal.begin(connection, run.experiment_id, now_ms=5))
-    store.write_now(lambda _connection: store.ingest.forget())
+    store.write_now(lambda _connection: store.ingest.forget_one(run.experiment_id))
     while store.write_now(removal.step):
         pass
 

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.server.limits import partition
-from infra.server.store import blocks, series
+from infra.server.refusals import Refused
+from infra.server.store import blocks, removal, series
 from infra.server.store.commands import Annotate, Change, Record, Records
 from infra.server.store.sessions import parse_message_id, parse_message_ids
 from infra.server.store.store import Store
@@ -75,6 +76,17 @@ def test_ids_are_parsed_together_as_each_alone(message_ids):
         assert alone == [(together[0], number) for number in together[1]]
 
 
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (1, 1_000), (7, 3), (10**15 - 3, 3), (10**15 - 3, 4)])
+def test_ids_that_follow_one_another_are_parsed_as_each_alone(first, count):
+    message_ids = [f"{'d' * 32}.{number}" for number in range(first, first + count)]
+    alone = [parse_message_id(message_id) for message_id in message_ids]
+    together = parse_message_ids(message_ids)
+    if together is None:
+        assert None in alone
+    else:
+        assert [(together[0], number) for number in together[1]] == alone
+
+
 def test_one_partition_too_many_costs_its_points_alone_and_is_counted(store, monkeypatch):
     monkeypatch.setattr("infra.server.store.series.MAX_PARTITIONS", 2)
     run = Run(store)
@@ -109,6 +121,24 @@ def test_no_copy_of_a_refused_point_in_its_own_batch_is_acknowledged(store, monk
     monkeypatch.setattr("infra.server.store.series.MAX_PARTITIONS", 2)
     assert run.apply(Records(ids, kinds, [1, 1, 0], range(3), [0] * 3, [0.0] * 3)) == {}
     assert store.counters.repeated == repeated + 2
+
+
+def test_a_batch_that_is_undone_costs_what_is_remembered_of_its_own_experiment_alone(store):
+    store.write_now(lambda _: store.ingest.forget())
+    kept, gone = Run(store), Run(store)
+    for run in (kept, gone):
+        run.open()
+        run.write([(step, step, 0.0) for step in range(50)])
+    remembered, nbytes = dict(store.ingest.applied._experiments), store.ingest.applied.nbytes
+    store.write_now(lambda connection: removal.begin(connection, gone.experiment_id, now_ms=5))
+    with pytest.raises(Refused, match="was deleted"):
+        gone.write([(50, 50, 0.0)])
+    assert dict(store.ingest.applied._experiments) == {kept.experiment_id: remembered[kept.experiment_id]}
+    assert store.ingest.applied.nbytes == nbytes - remembered[gone.experiment_id].nbytes
+    assert set(store.ingest._live) == {kept.experiment_id}
+    assert store.ingest._num_remembered == sum(live.size for live in store.ingest._live.values())
+    assert kept.write([(50, 50, 0.0)]) == {}
+    assert steps_of(kept)[0] == list(range(51))
 
 
 def test_what_is_remembered_is_bounded_and_read_again_when_it_is_needed(store, monkeypatch):

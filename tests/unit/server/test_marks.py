@@ -55,3 +55,18 @@ def test_a_million_in_order_cost_one_number():
     for number in range(1_000_000):
         marks.add(number)
     assert (marks.next, marks.holes, marks.changed) == (1_000_000, [], set())
+
+
+@given(sequences, st.integers(0, 5), st.integers(1, 40))
+def test_a_range_beyond_all_marks_is_remembered_as_each_of_it(numbers, gap, count):
+    marks, one_by_one = Marks(), Marks()
+    for number in set(numbers):
+        marks.add(number)
+        one_by_one.add(number)
+    more = range(marks.next + gap, marks.next + gap + count)
+    marks.add_ascending(more)
+    for number in more:
+        one_by_one.add(number)
+    assert (marks.next, marks.holes, marks.flushed()) == (
+        one_by_one.next, one_by_one.holes, one_by_one.flushed()
+    )  # fmt: skip

@@ -249,6 +249,16 @@ def test_a_statement_that_is_wrong_is_our_mistake_and_not_an_outage(pg_store):
         assert not isinstance(failed.value, StoreUnavailable)
 
 
+def test_whoever_watches_commits_and_fails_ends_nothing(store):
+    def fail(_seconds, _units, /, *, failed):
+        raise ValueError(f"observed: {failed}")
+
+    store.watch(fail)
+    for name in ("a", "b"):
+        assert store.write_now(add(name)) == name
+    assert names(store) == ["a", "b"]
+
+
 def test_what_was_remembered_is_forgotten_when_another_process_has_written(store, address):
     """Two processes in turn: each forgets once, when it finds the other's commit before its own."""
     other = Store(address)

@@ -75,6 +75,22 @@ def test_ragged_microbatches_make_the_update_of_all_their_examples_together():
     assert two[0][1] == pytest.approx(one[0][1], rel=1e-6)
 
 
+def test_a_lull_comes_before_every_backward_pass_and_after_its_loss(monkeypatch):
+    order = []
+    experiment = make(Rows([5, 3]), microbatches=2)
+    update = Updater(
+        experiment,
+        model=experiment.model,
+        device=CPU,
+        precision=Precision(experiment.precision, CPU),
+        lull=lambda: order.append("lull"),
+    )
+    monkeypatch.setattr("runtime.training.update.check_loss", lambda loss: order.append("loss") or loss)
+    monkeypatch.setattr(Precision, "backward", lambda _, loss: order.append("backward") or loss.backward())
+    update(Position())
+    assert order == ["loss", "lull", "backward"] * 2
+
+
 def test_points_come_in_order_with_split_and_stage():
     points = updater(make(Rows([8], tokens=24)))(Position()).points()
     assert [name for name, _, _ in points] == [

@@ -242,7 +242,7 @@ async def delete_experiment(request: Request, experiment_id: str) -> Response:
         was = _show(request, connection, experiment_id)
         row = rows.find(connection, organisation.id, experiment_id)
         removal.begin(connection, row.id, now_ms=store.clock_ms())
-        store.ingest.forget()  # what it remembers of the experiment is no longer there
+        store.ingest.forget_one(row.id)  # what it remembers is no longer there
         return was
 
     response = await change(request, work)

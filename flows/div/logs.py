@@ -142,7 +142,8 @@ class _Followed:
         stands = (run["state"], run["reason"])
         if stands != self._stood:
             self._stood = stands
-            say(f"{shown(run['name'])}: {stands[0]}" + (f": {shown(stands[1])}" if stands[1] else ""))
+            why = f": {shown(stands[1])}" if stands[1] and stands[1] != stands[0] else ""
+            say(f"{shown(run['name'])}: {stands[0]}{why}")
         self.exit_code = exit_code(run)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flows.ship_parameters import ShipParameters
     from flows.shipping import Tree
 
-__all__ = ["OPTIONS", "run"]
+__all__ = ["OPTIONS", "Ended", "run"]
 
 COMMAND = "div run"
 UNREADABLE = ("telemetry_unreadable", "checks_unreadable")
@@ -107,7 +107,7 @@ def run(
         if following:
             from flows.div.logs import follow
 
-            code = follow(api, name, attempt=made["attempt"] + 1, when_quiet=_Ended(api, name))
+            code = follow(api, name, attempt=made["attempt"] + 1, when_quiet=Ended(api, name))
             raise typer.Exit(code)
 
 
@@ -170,7 +170,7 @@ def _ship(root: Path, asked: Mapping[str, Any]) -> tuple[ShipParameters, Tree]:
     tree, uploaded = ship(root, open_store(trees, os.environ))
     files = sum(entry.kind in ("file", "executable") for entry in tree.entries)
     how = "shipped" if uploaded else "shipped before"
-    say(f"div: {how}: {files} files, {tree.size_bytes:,} bytes, {tree.digest[:12]}")
+    say(f"div: {how}: {files} file{'s' * (files != 1)}, {tree.size_bytes:,} bytes, {tree.digest[:12]}")
     if not trees.startswith("s3://"):
         say(f"div: {shown(trees)} is a directory of this host: only a worker here can take the run")
     return ShipParameters(tree=tree.digest, trees=trees, **_parameters(asked)), tree
@@ -232,7 +232,7 @@ def _print(fields: Mapping[str, str], *, following: bool) -> None:
         say(f"{name:<7}  {shown(value)}")
 
 
-class _Ended:
+class Ended:
     """Looks, while a run says nothing, whether Prefect knows that it is over, and tells its page.
 
     A flow process that cannot even start says nothing to anybody else.
@@ -242,6 +242,7 @@ class _Ended:
         self._api, self._name, self._seen = api, name, 0
 
     def __call__(self) -> None:
+        """Look once."""
         from flows.scheduling import find_run
 
         with suppress(Rejected, Unavailable):

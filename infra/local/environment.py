@@ -29,7 +29,7 @@ MARKER = "SLUGLINE_STACK"
 """Set to the data directory in every process of a stack, so that `down` finds each of them again."""
 
 # Of the caller's own, these would point a service at somebody else's server.
-_FOREIGN = ("AWS_", "PREFECT_", "SYVAIN_")
+_FOREIGN = ("AWS_", "O41_", "PREFECT_", "SYVAIN_")
 
 _QUIET = {
     "DO_NOT_TRACK": "1",

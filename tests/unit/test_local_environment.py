@@ -21,6 +21,7 @@ def test_a_shell_gets_what_it_needs_and_not_the_marker(directory):
     assert variables["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4220"
     assert variables["AWS_SECRET_ACCESS_KEY"] == directory.secrets().s3_secret_key
     assert variables["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
+    assert variables["SLUGLINE_LOCATION"] == "s3://slugline"
     # `down` ends every process with the marker: a shell must not be one of them.
     assert MARKER not in variables
 
@@ -43,6 +44,7 @@ def test_without_a_stack_there_is_no_environment(tmp_path):
 
 def test_services_take_nothing_of_the_callers_own_servers(directory):
     own = {"AWS_PROFILE": "work", "PREFECT_API_KEY": "k", "SYVAIN_METRICS_API_KEY": "theirs"}
+    own |= {"O41_METRICS_API_KEY": "theirs", "O41_METRICS_HOST": "https://metrics.example"}
     environment = service_environment(directory, {**own, "HF_HOME": "/h", "SLUGLINE_GPUS": "2"})
     assert not own.keys() & environment.keys()
     assert environment["HF_HOME"] == "/h"

@@ -1,7 +1,12 @@
 """What is said of a mistake in `div run` before any server is asked."""
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.div.run import Ended
+from runtime.errors import Unavailable
 from tests.support.metrics_command import Command
 
 
@@ -46,6 +51,44 @@ def test_flags_of_the_command_are_the_commands(div):
     assert div("run", "python", "train.py", "--gpus", "two").code == 75
 
 
+class Page:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, object]]] = []
+
+    def tell(self, name, said):
+        self.told.append((name, said))
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [("Failed", "failed"), ("Crashed", "failed"), ("Cancelled", "cancelled"), ("Completed", "done")],
+)
+def test_a_run_that_could_tell_nobody_of_its_end_is_told_of(monkeypatch, state, told):
+    """Only when it has been over for a while: its own last words may be on their way."""
+    views = [SimpleNamespace(live=True, state="Running", message=None)]
+    views += [SimpleNamespace(live=False, state=state, message="it cannot start")] * 3
+    monkeypatch.setattr("flows.scheduling.find_run", lambda _slug: views.pop(0))
+    page = Page()
+    ended = Ended(page, "run-1")  # type: ignore[arg-type]
+    for _ in range(3):
+        ended()
+        assert not page.told
+    ended()
+    assert page.told == [("run-1", {"state": told, "reason": "it cannot start"})]
+
+
+def test_a_prefect_that_is_away_says_nothing_about_a_run(monkeypatch):
+    def away(_slug):
+        raise Unavailable("away")
+
+    monkeypatch.setattr("flows.scheduling.find_run", away)
+    page = Page()
+    ended = Ended(page, "run-1")  # type: ignore[arg-type]
+    for _ in range(5):
+        ended()
+    assert not page.told
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [("abc\n", "TOKEN"), ("\n", "TOKEN"), ("1234567\n", "TOKEN")],
@@ -65,6 +108,7 @@ def test_a_secret_s_value_is_never_an_argument(div):
 
 
 def test_without_a_server_there_is_no_secret_set(div):
-    refused = div("secret", "set", "TOKEN", stdin="long-enough-value")
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):  # read at import, maybe before
+        refused = div("secret", "set", "TOKEN", stdin="long-enough-value")
     assert refused.code == 75
     assert "the Prefect server at http://127.0.0.1:9/api does not answer" in refused.line

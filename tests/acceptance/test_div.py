@@ -351,16 +351,32 @@ def test_secrets_are_set_listed_and_removed_and_a_run_asks_only_for_those_that_e
 
 
 def test_a_schedule_is_a_deployment_whose_runs_name_themselves(div):
-    made = div.ok("run", "--slug", "nightly", "--cron", "0 3 * * *", "--retries", "2", "--", "python", "a.py")
+    command = ("--", "python", "train.py", "0", "0")
+    made = div.ok("run", "--slug", "nightly", "--cron", "0 3 * * *", "--retries", "2", *command)
     assert re.search(r"^runs +nightly-<time>$", made.out, re.MULTILINE)
     with connect() as server:
         path = f"/deployments/{server.deployment_id('ship/nightly')}"
         found: dict[str, Any] = server._ask("GET", path, None, dict[str, Any])
-    values = found["parameters"]["parameters"]
-    assert (values["command"], values["retries"]) == (["python", "a.py"], 2)
-    assert values["telemetry"].startswith("[[panel]]")
-    assert "slug" not in values
-    assert [one["schedule"]["cron"] for one in found["schedules"]] == ["0 3 * * *"]
+        assert [one["schedule"]["cron"] for one in found["schedules"]] == ["0 3 * * *"]
+        assert "slug" not in found["parameters"]["parameters"]
+        server._send("POST", f"{path}/create_flow_run", {"state": {"type": "SCHEDULED"}})  # its time has come
+
+    def its_run() -> dict[str, Any] | None:
+        runs = div.ok("list", "--json").json
+        return next(
+            (run for run in runs if run["name"].startswith("nightly-") and run["state"] == "done"), None
+        )
+
+    run = wait_until(its_run, within_s=60)
+    assert run is not None
+    assert re.fullmatch(r"nightly-\d{8}T\d{6}Z", run["name"])
+    shown = div.ok("show", run["id"], "--json").json
+    assert [verdict["passed"] for verdict in shown["verdicts"]] == [True]
+    assert shown["layout"]["panels"][0]["y"] == ["loss"]
+    assert "train.py" in [file["path"] for file in div.ok("files", run["id"], "--json").json]
+
+
+def test_a_cron_expression_that_is_none_is_refused_before_anything_is_shipped(div):
     bad = div("run", "--slug", "nightly", "--cron", "often", "--", "true")
     assert bad.code == 2
     assert "cron must be five fields" in bad.line

@@ -37,6 +37,7 @@ __all__ = [
     "MAX_ATTEMPT",
     "New",
     "State",
+    "by_name",
     "change",
     "create",
     "fence",
@@ -113,9 +114,9 @@ def find(connection: Connection, organisation_id: int, ref: str) -> AnyRow:
     Raises:
         Refused: There is none in the organisation.
     """
-    row = _one(connection, runs.c.uid, organisation_id, ref)
+    row = _one(connection, _by(runs.c.uid), organisation_id, ref)
     if row is None:
-        row = _one(connection, experiments.c.slug, organisation_id, ref)
+        row = _one(connection, by_name(), organisation_id, ref)
     if row is None:
         raise Refused("run_not_found", f"no run has the name or the id {json.dumps(ref[:200])}")
     return row
@@ -123,7 +124,7 @@ def find(connection: Connection, organisation_id: int, ref: str) -> AnyRow:
 
 def of_experiment(connection: Connection, organisation_id: int, experiment_id: int) -> AnyRow | None:
     """Return an experiment's run as `find` does, by what we call the experiment; None when it has none."""
-    return _one(connection, runs.c.experiment_id, organisation_id, experiment_id)
+    return _one(connection, _by(runs.c.experiment_id), organisation_id, experiment_id)
 
 
 def states(connection: Connection, experiment_ids: Sequence[int]) -> dict[int, State]:
@@ -150,7 +151,7 @@ def listed(
     long = ("meta", "layout", "checks", "verdicts", "result")
     found = _found(organisation_id, [column for column in runs.c if column.name not in long])
     if name is not None:
-        found = found.where(experiments.c.slug == name)
+        found = _named(found, organisation_id, name)
     if before is not None:
         found = found.where(runs.c.id < find(connection, organisation_id, before).id)
     return connection.execute(found.order_by(runs.c.id.desc()).limit(limit)).all()
@@ -216,21 +217,39 @@ def fence(connection: Connection, row: AnyRow, attempt: int, *, now_ms: int) -> 
 
 
 def _one(
-    connection: Connection, column: ColumnElement[Any], organisation_id: int, value: str | int
+    connection: Connection, statement: Select[*tuple[Any, ...]], organisation_id: int, value: str | int
 ) -> AnyRow | None:
-    statement = _whole(column)
     return connection.execute(statement, {"organisation_id": organisation_id, "value": value}).first()
 
 
 @cache
-def _whole(column: ColumnElement[Any]) -> Select[*tuple[Any, ...]]:
-    """Return what finds a run by a column.
+def by_name() -> Select[*tuple[Any, ...]]:
+    """Return what finds a run by its name.
 
     Every batch of points is looked up with it, and to make it takes longer than to run it.
     """
+    return _named(_whole(), bindparam("organisation_id"), bindparam("value"))
+
+
+@cache
+def _by(column: ColumnElement[Any]) -> Select[*tuple[Any, ...]]:
+    """Return what finds a run by a column that only one run has a value of."""
+    return _whole().where(column == bindparam("value"))
+
+
+def _whole() -> Select[*tuple[Any, ...]]:
     state = telemetry_states.c
     columns = [*runs.c, state.summary, state.dropped, state.attempts]
-    return _found(bindparam("organisation_id"), columns).where(column == bindparam("value"))
+    return _found(bindparam("organisation_id"), columns)
+
+
+def _named(
+    found: Select[*tuple[Any, ...]],
+    organisation_id: int | BindParameter[int],
+    name: str | BindParameter[str],
+) -> Select[*tuple[Any, ...]]:
+    """Return what of runs is of a name. Names are indexed with the organisation of their experiments."""
+    return found.where(experiments.c.organisation_id == organisation_id, experiments.c.slug == name)
 
 
 def _found(

@@ -188,6 +188,18 @@ def test_of_many_tails_that_send_at_once_every_point_is_stored_once_and_in_order
         other.close()
 
 
+def test_a_run_is_found_by_its_name_without_a_look_at_others(file_store):
+    """Every batch begins with it, so batches do not slow down as runs grow in number."""
+    new_run(file_store)
+    plan = file_store.read_now(
+        lambda connection: connection.exec_driver_sql(
+            f"EXPLAIN QUERY PLAN {runs.by_name().compile(connection)}", (1, 1, "run")
+        ).fetchall()
+    )
+    assert "SEARCH experiments USING INDEX" in plan[0].detail
+    assert plan[0].detail.endswith("(organisation_id=? AND slug=?)")
+
+
 def test_an_attempt_that_was_replaced_adds_nothing(store):
     tail = Tail(store, new_run(store))
     tail.send([{"a": 1}], after_seq=0, attempt=1)

@@ -125,8 +125,8 @@ def _log(connection: Connection, row: AnyRow) -> dict[str, Any] | None:
     packed = run_logs.parts(lambda work: work(connection), log, after=after)
     text = b"".join(deflated.unpack(part.data) for part in packed).decode(errors="replace")
     lines = [_as_seen(line) for line in text.removesuffix("\n").split("\n")]
-    if after:
-        lines = lines[1:]  # it may be cut
+    if after and len(lines) > 1:
+        del lines[0]  # it may be cut; a progress bar may be all that there is
     return {
         "attempt": log.attempt,
         "size_bytes": log.kept,

@@ -55,6 +55,13 @@ def test_of_a_long_log_the_last_whole_lines_are_shown(store):
     assert (log["attempt"], log["earlier"], log["whole"]) == (3, [1], False)
 
 
+def test_of_a_progress_bar_that_never_ends_its_line_the_last_state_is_shown(store):
+    """A log's end without a line feed is one line, however long: what a terminal shows of it is its end."""
+    bar = "".join(f"{at:>6}/99999\r" for at in range(10_000))
+    log = shown(store, (1, f"begin\n{bar}"))["log"]
+    assert (log["tail"], log["whole"]) == ("  9999/99999", False)
+
+
 def test_a_log_of_many_short_lines_is_cut_to_the_last_ones(store):
     log = shown(store, (1, "".join(f"{at}\n" for at in range(500))))["log"]
     assert log["tail"].split("\n") == [str(at) for at in range(300, 500)]

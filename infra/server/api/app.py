@@ -68,6 +68,7 @@ def create_app(store: Store, *, keyless: bool) -> FastAPI:
     app.state.readiness = health.Readiness(store)
     app.state.uses = uses
     app.state.streams = Turns()
+    app.state.drawings = Turns(2)
     app.state.news = News()
     errors.install(app)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)

@@ -68,7 +68,11 @@ class News:
             yield event
             return
         if self._num_waiting >= _MAX_WAITING:
-            raise Refused("unavailable", "too many requests wait for news at once", retry_after_s=2)
+            raise Refused(
+                "unavailable",
+                "too many requests wait for news at once: ask again in a moment",
+                retry_after_s=2,
+            )
         self._num_waiting += 1
         self._waiting.setdefault(run_id, set()).add(event)
         try:

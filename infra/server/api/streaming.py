@@ -25,7 +25,7 @@ _PATIENCE_S = 35.0
 
 
 class Turns:
-    """How many answers are streamed at once: each holds chunks of a series until its client has read them.
+    """How many long answers are made at once: what is streamed holds chunks until its client has read them.
 
     Lives as long as the application. One more waits for `patience_s` and is then told to come again.
     """
@@ -33,6 +33,14 @@ class Turns:
     def __init__(self, max_streams: int = _MAX_STREAMS, *, patience_s: float = _PATIENCE_S) -> None:
         self._free = asyncio.Semaphore(max_streams)
         self._patience_s = patience_s
+
+    async def __aenter__(self) -> None:
+        """Take one's turn for as long as the context."""
+        await self.take()
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let the next one begin."""
+        self.give_back()
 
     async def take(self) -> None:
         """Return once it is one's turn, which ends with `give_back`.
@@ -44,7 +52,11 @@ class Turns:
             async with asyncio.timeout(self._patience_s):
                 await self._free.acquire()
         except TimeoutError as error:
-            raise Refused("unavailable", "too many answers are streamed at once", retry_after_s=2) from error
+            raise Refused(
+                "unavailable",
+                "too many long answers are made at once: ask again in a moment",
+                retry_after_s=2,
+            ) from error
 
     def give_back(self) -> None:
         """Let the next one begin."""

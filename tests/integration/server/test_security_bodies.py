@@ -25,6 +25,7 @@ from infra.server.patience import Patience, PatientProtocol
 from infra.server.store import access
 from infra.server.store.store import Store
 from tests.support.metrics_server import MetricsClient
+from tests.support.rest import Rest
 from tests.support.served_app import served
 
 SILENCE_S = 0.4
@@ -208,6 +209,32 @@ def test_only_so_many_answers_are_streamed_at_once(client, app):
         assert len(client.stream(experiment.id, seriesNames=["m"])) == 2
     finally:
         app.state.streams = turns
+
+
+def test_only_so_many_panels_are_drawn_at_once(client, app):
+    """Each takes seconds of a core and hundreds of MiB of a run with as many points as it may have."""
+    rest = Rest(client)
+    rest.ask("POST", "/runs", {"slug": "drawn"})
+    turns, app.state.drawings = app.state.drawings, Turns(0, patience_s=0.05)
+    try:
+        refused = rest.send("GET", "/runs/drawn/telemetry/panels")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    finally:
+        app.state.drawings = turns
+    assert rest.ask("GET", "/runs/drawn/telemetry/panels")["panels"] == []
+
+
+def test_a_layout_that_takes_long_to_read_keeps_nobody_waiting(client):
+    """tomllib's time grows with the parts of a table's name and those of each key in it."""
+    slow = f"[{'.'.join('a' * 1000)}]\n" + "\n".join(f"{'.'.join('b' * 300)}.c{at}=1" for at in range(100))
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(Rest(client).send, "POST", "/runs/check", {"telemetry": slow})
+        others = 0
+        while not answer.done():
+            assert client.http.get("/healthz").status_code == 200
+            others += 1
+        assert answer.result().status_code == 400
+    assert others > 20
 
 
 def test_nothing_is_read_of_the_body_of_somebody_who_is_not_known(client):

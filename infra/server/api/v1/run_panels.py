@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import json
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import msgspec
 import orjson
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from infra.server.api.context import GuardedRoute, needs, store_of
+from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.api.described import Operation, describe
 from infra.server.api.v1.requests import answer, query_of
 from infra.server.api.v1.runs import CODES, run_of
 from infra.server.board import board
 from infra.server.plots import Window, gather, plot
-from infra.server.store import deflated, telemetry
+from infra.server.store import deflated, experiments, telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlalchemy import Connection
-
+    from infra.server.api.streaming import Turns
     from infra.server.store.database import AnyRow
+    from infra.server.store.streams import Reads
     from runtime.telemetry.layout import Panel
 
 __all__ = ["MAX_PANELS", "router"]
@@ -99,21 +100,29 @@ class DrawnPanels(msgspec.Struct):
 async def draw_panels(request: Request, run_id: str) -> Response:
     """Draw panels of a run's Telemetry tab: lowest, highest and last value of each pixel's points."""
     wanted = query_of(request, WantedPanels)
+    store, organisation = store_of(request), principal_of(request).organisation
+    row = await store.read(lambda connection: run_of(request, connection, run_id))
+    reads = experiments.while_there(store.read_now, organisation.id, row.experiment_uid)
 
-    def read(connection: Connection) -> bytes:
-        row = run_of(request, connection, run_id)
-        data = {"last_seq": row.last_seq, "panels": _drawn(connection, row, wanted)}
+    def draw() -> bytes:
+        data = {"last_seq": row.last_seq, "panels": _drawn(reads, row, wanted)}
         return orjson.dumps({"data": data, "error": None}, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    return answer(await store_of(request).read(read))
+    async with _turns(request):
+        return answer(await to_thread.run_sync(draw))
 
 
-def _drawn(connection: Connection, row: AnyRow, wanted: WantedPanels) -> list[dict[str, Any]]:
+def _turns(request: Request) -> Turns:
+    """Return the application's turns at drawing: each takes seconds of a core and hundreds of MiB at most."""
+    return cast("Turns", request.app.state.drawings)
+
+
+def _drawn(reads: Reads, row: AnyRow, wanted: WantedPanels) -> list[dict[str, Any]]:
     laid_out = board(row.layout, telemetry.standing(row)["keys"]).panels
     places = [place for place in map(int, wanted.panels.split(",")) if place < len(laid_out)]
     keys = set(chain.from_iterable(_keys(laid_out[place]) for place in places))
     marks = [(mark[0], mark[1]) for mark in json.loads(row.attempts)]
-    columns = gather(_points(connection, row) if places else (), keys, marks)
+    columns = gather(_points(reads, row) if places else (), keys, marks)
     window = Window(wanted.first, wanted.last)
     return [
         _said(place, laid_out[place]) | plot(columns, laid_out[place], width=wanted.width, window=window)
@@ -125,9 +134,9 @@ def _keys(panel: Panel) -> list[str]:
     return [*panel.y, *([] if panel.x is None else [panel.x])]
 
 
-def _points(connection: Connection, row: AnyRow) -> Iterator[list[dict[str, float]]]:
+def _points(reads: Reads, row: AnyRow) -> Iterator[list[dict[str, float]]]:
     """Yield a run's points, a block of them at a time."""
-    for part in telemetry.parts(lambda work: work(connection), row.id, after=0, last=row.last_seq):
+    for part in telemetry.parts(reads, row.id, after=0, last=row.last_seq):
         lines = deflated.unpack(part.data).rstrip(b"\n")
         yield [line["data"] for line in orjson.loads(b"[" + lines.replace(b"\n", b",") + b"]")]
 

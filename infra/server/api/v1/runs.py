@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
@@ -30,7 +31,10 @@ from runtime.telemetry import layout as layout_rules
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from infra.server.api.body import BodyBudget
     from infra.server.store.database import AnyRow
+
+    _Understood = tuple[dict[str, Any] | None, list[dict[str, Any]] | None]
 
 __all__ = ["CODES", "Attempt", "Run", "router", "run_of"]
 
@@ -194,7 +198,7 @@ class Files(msgspec.Struct):
 async def check_run(request: Request) -> Response:
     """Say whether a run could be made with these files, and how they are understood."""
     files = await body_of(request, CheckFiles)
-    layout, checks = _understood(files.telemetry, files.checks)
+    layout, checks = await _read_aside(request, files.telemetry, files.checks)
     return await look(request, lambda _connection: CheckedFiles(layout, checks))
 
 
@@ -227,7 +231,7 @@ async def create_run(request: Request) -> Response:
     new = await body_of(request, NewRun)
     if new.slug is not None:
         check(limits.check_slug, new.slug)
-    _understood(new.telemetry, new.checks)
+    await _read_aside(request, new.telemetry, new.checks)
     command = None if new.command is None else _command(new.command)
     meta = compact_object(new.meta, field="meta")
     files = None if new.files is None else rows.packed(msgspec.to_builtins(new.files))
@@ -383,9 +387,14 @@ def _item(request: Request, row: AnyRow, folder: str) -> dict[str, Any]:
     }
 
 
-def _understood(
-    layout: str | None, checks: str | None
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]] | None]:
+async def _read_aside(request: Request, layout: str | None, checks: str | None) -> _Understood:
+    """Return what `_understood` does, beside the loop: 64 KiB can be written to take seconds to be read."""
+    budget: BodyBudget = request.app.state.body_budget
+    async with budget.turn:
+        return await to_thread.run_sync(_understood, layout, checks)
+
+
+def _understood(layout: str | None, checks: str | None) -> _Understood:
     """Return the two files as they are understood.
 
     Raises:

@@ -14,10 +14,12 @@ from flows.background import Every
 from flows.endings import Ended, Ending, classify
 from flows.output import Output
 from flows.run_page import RESULT
+from flows.runs_api import MAX_RESULT_BYTES
 from flows.trainer import HostTrainer, killed_for
 from flows.unpacking import unpacked
 from runtime.errors import Rejected, RunError, Unavailable
 from runtime.events.syvain.settings import metrics_settings
+from runtime.telemetry.followed import open_file
 from runtime.telemetry.masking import Masker
 
 if TYPE_CHECKING:
@@ -33,7 +35,15 @@ CHECKPOINTS = "checkpoints"
 """Where below its location a command keeps what it resumes from."""
 
 PUMP_S = 0.25
-OF_THE_WORKER = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+OF_THE_WORKER = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "O41_METRICS_API_KEY",
+    "PREFECT_API_AUTH_STRING",
+    "PREFECT_API_KEY",
+    "SYVAIN_METRICS_API_KEY",
+)
+"""What a command finds in its environment and nobody may read in its log (`env` prints all of it)."""
 
 
 def is_sexpgpu_run(command: Sequence[str]) -> bool:
@@ -99,7 +109,7 @@ class CommandTrainer(HostTrainer):
             )
         finally:
             pump.stop(timeout_s=5.0)
-            output.finish()
+            self._finish(output)
             self._keep_result()
 
     def ended(self, number: int, code: int, *, out_of_memory: bool) -> Ended:
@@ -172,13 +182,35 @@ class CommandTrainer(HostTrainer):
             return {}
         return {"O41_METRICS_HOST": settings.host, "O41_METRICS_API_KEY": settings.api_key}
 
+    def _finish(self, output: Output) -> None:
+        """Copy the last words. Where there is no room for them, how the command ended counts all the same."""
+        try:
+            output.finish()
+        except OSError as error:
+            self.report.remark(f"the end of the log is not kept: {error}")
+
     def _keep_result(self) -> None:
         """Store the run's result where it outlives this host."""
         try:
-            data = self._result.read_bytes()
-        except OSError:
+            data = _first_bytes(self._result, MAX_RESULT_BYTES + 1)
+        except OSError as error:
+            self.report.remark(f"the run's result is not kept: {error}")
+            return
+        if data is None:
+            return
+        if len(data) > MAX_RESULT_BYTES:
+            self.report.remark(f"{RESULT} is not kept: write at most {MAX_RESULT_BYTES:,} bytes")
             return
         try:
             self.store.put(RESULT, Masker(self.masked()).mask(data))
         except RunError as error:
             self.report.remark(f"the run's result is not at its location yet: {error}")
+
+
+def _first_bytes(path: Path, size: int) -> bytes | None:
+    """Return the beginning of a file; None where there is none, or a pipe, which would be waited for."""
+    descriptor = open_file(path)
+    if descriptor is None:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(size)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, BinaryIO
 
 from flows.parameters import file_name
+from runtime.telemetry.followed import open_file
 from runtime.telemetry.masking import Masker
 
 if TYPE_CHECKING:
@@ -29,20 +31,21 @@ def keep_telemetry(store: Store, path: Path, *, host: str, secrets: Mapping[str,
         Unavailable: the location cannot be reached.
         OSError: the file cannot be read.
     """
-    if not path.exists():
+    descriptor = open_file(path)
+    if descriptor is None:  # or it is a pipe, which would be waited for
         return
-    for number, part in enumerate(_parts(path, Masker(secrets)), start=1):
-        store.put(f"{PREFIX}{file_name(host)}/{number:04d}.jsonl", part)
+    with os.fdopen(descriptor, "rb") as file:
+        for number, part in enumerate(_parts(file, Masker(secrets)), start=1):
+            store.put(f"{PREFIX}{file_name(host)}/{number:04d}.jsonl", part)
 
 
-def _parts(path: Path, masker: Masker) -> Iterator[bytes]:
+def _parts(file: BinaryIO, masker: Masker) -> Iterator[bytes]:
     part = bytearray()
-    with path.open("rb") as file:
-        while block := file.read(READ_BYTES):
-            part += masker.feed(block)
-            if len(part) >= PART_BYTES:
-                yield bytes(part)
-                part.clear()
+    while block := file.read(READ_BYTES):
+        part += masker.feed(block)
+        if len(part) >= PART_BYTES:
+            yield bytes(part)
+            part.clear()
     part += masker.flush()
     if part:
         yield bytes(part)

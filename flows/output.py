@@ -48,14 +48,8 @@ class Output:
         self._copy.pump()
 
     def say(self, text: str) -> None:
-        """Put a line of ours between the command's."""
-        with self.path.open("rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size:
-                file.seek(size - 1)
-            glue = b"" if size == 0 or file.read(1) == b"\n" else b"\n"
-        with self.path.open("ab") as file:
-            file.write(glue + text.encode(errors="backslashreplace") + b"\n")
+        """Put a line of ours between the command's, or after them: telemetry may be delivered late."""
+        self._copy.say(text.encode(errors="backslashreplace") + b"\n")
 
     def finish(self) -> None:
         """Copy the rest, now that nobody writes any more, and remove the command's file."""
@@ -88,6 +82,14 @@ class _Copy:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             self._finished = True
+
+    def say(self, line: bytes) -> None:
+        with self._lock, (self._log if self._finished else self._path).open("ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+            glue = b"" if size == 0 or file.read(1) == b"\n" else b"\n"
+            file.write(glue + line)
 
     def _read(self) -> None:
         if self._finished:

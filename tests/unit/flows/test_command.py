@@ -128,11 +128,15 @@ def test_secrets_are_masked_in_the_log_also_those_that_the_command_was_not_given
     stand.run(
         "bash",
         "-c",
-        "echo $TOKEN another-one $AWS_SECRET_ACCESS_KEY $O41_METRICS_API_KEY",
+        "echo $TOKEN another-one $AWS_SECRET_ACCESS_KEY $O41_METRICS_API_KEY $PREFECT_API_KEY",
         secrets=("TOKEN",),
-        environment={"AWS_SECRET_ACCESS_KEY": "of-the-worker", "O41_METRICS_API_KEY": "key-of-metrics"},
+        environment={
+            "AWS_SECRET_ACCESS_KEY": "of-the-worker",
+            "O41_METRICS_API_KEY": "key-of-metrics",
+            "PREFECT_API_KEY": "key-of-prefect",
+        },
     )
-    assert stand.log() == "*** *** *** ***\n"
+    assert stand.log() == "*** *** *** *** ***\n"
 
 
 def test_every_attempt_has_the_secrets_of_its_start_and_what_they_were_stays_masked(stand):
@@ -229,3 +233,21 @@ def test_sexpgpu_run_is_known_by_its_words(command, is_ours):
 
 def test_checkpoints_lie_below_the_location():
     assert checkpoints_of("s3://bucket/a/") == "s3://bucket/a/checkpoints"
+
+
+def test_how_a_command_ended_counts_also_where_its_last_words_cannot_be_kept(stand):
+    """It was run again, without end: a full disk was taken for a command that had not been started."""
+    ended = stand.run("bash", "-c", "rm ../attempt-0001.output-0")
+    assert ended == Ended(ending=Ending.DONE, code=0)
+
+
+@pytest.mark.parametrize(
+    "write",
+    ["mkfifo", "mkdir", "head -c 300000 /dev/zero >", "ln -s /dev/zero"],
+    ids=["pipe", "directory", "large", "endless"],
+)
+@pytest.mark.timeout(30)
+def test_a_result_that_is_none_is_not_kept_and_holds_up_nobody(stand, write):
+    ended = stand.run("bash", "-c", f'{write} "$DIVERGENT_RESULT_PATH"')
+    assert ended == Ended(ending=Ending.DONE, code=0)
+    assert not (stand.location / "result.json").exists()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from flows import kept_telemetry
 from flows.kept_telemetry import keep_telemetry
 from runtime.checkpoints.memory import MemoryStore
@@ -36,4 +40,12 @@ def test_no_file_and_an_empty_one_keep_nothing(tmp_path):
     keep_telemetry(store, tmp_path / "none", host="h", secrets={})
     (tmp_path / "empty").touch()
     keep_telemetry(store, tmp_path / "empty", host="h", secrets={})
+    assert kept(store) == {}
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    store = MemoryStore()
+    keep_telemetry(store, tmp_path / "pipe", host="h", secrets={})
     assert kept(store) == {}

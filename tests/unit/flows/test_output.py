@@ -95,3 +95,13 @@ def test_a_line_of_ours_is_a_line_of_its_own(log, before, after):
     made.say("said")
     made.finish()
     assert log.read_bytes() == after
+
+
+def test_a_line_that_is_said_when_all_is_copied_is_in_the_log(log):
+    """Telemetry that is delivered after its attempt may say for the first time that something is dropped."""
+    made = output(log)
+    made.path.write_bytes(b"half a li")
+    made.finish()
+    made.say("said")
+    assert log.read_bytes() == b"half a li\nsaid\n"
+    assert list(log.parent.iterdir()) == [log]

@@ -91,8 +91,13 @@ class RunPage:
         telemetry: Path,
         secrets: Mapping[str, str],
         say: Callable[[str], None],
+        left: Path | None = None,
     ) -> Iterator[None]:
-        """Follow attempt `number` while it runs: its log, and the telemetry that it writes."""
+        """Follow attempt `number` while it runs: its log, and the telemetry that it writes.
+
+        `left` is the log of the attempt before, of which its flow process may have died without having told
+        all; unset: there is none.
+        """
         if self._announcer is not None:
             self._announcer.begin()
         if self._api is not None:
@@ -103,6 +108,8 @@ class RunPage:
         with self._lock:
             self._number = number
             self._put(state="running", attempt=number, reason=None)
+            if left is not None:
+                self._left.append(_Pushed(number - 1, left))
             if self._log is not None:
                 self._left.append(self._log)
             self._log = _Pushed(number, log)
@@ -293,7 +300,7 @@ def report_end(record: Record, said: Mapping[str, Any], environment: Mapping[str
     """Say the last word on a run whose flow process could not; where that fails, the log has it."""
     try:
         with contextlib.closing(RunsApi(metrics_settings(environment), record)) as api:
-            api.tell(said)
+            api.tell({**said, "reason": _short(said.get("reason") or "") or None})
     except (Rejected, Trouble, Refused) as error:
         logger.info("%s: its page in Metrics was not told: %s", record.slug, error)
 

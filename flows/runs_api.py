@@ -62,6 +62,7 @@ class RunsApi:
         self._path: str | None = None
         self._newest = 0
         self._ahead = 0
+        self._closed = False
         self._lock = threading.Lock()
 
     def tell(self, said: Mapping[str, Any]) -> None:
@@ -121,7 +122,8 @@ class RunsApi:
             return error.offset
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. Whoever asks later, as a tail that still reads may, is refused."""
+        self._closed = True
         self._client.__exit__(None, None, None)
 
     def _found(self) -> str:
@@ -167,6 +169,8 @@ class RunsApi:
         return number + self._ahead
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
+        if self._closed:
+            raise Refused("nothing more is said of this run")
         try:
             return ask()
         except Unavailable as error:

@@ -74,10 +74,11 @@ class HostTrainer(ABC):
     report: Report
     upkeep: Upkeep
     page: RunPage | None = None
+    _is_first: bool = True
 
     def __call__(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:
         """Run attempt `number` to its end."""
-        log = self.folder / f"attempt-{number:04d}.log"
+        log = self._log(number)
         self.report.begin(log)
         oom_before = oom_kills()
         try:
@@ -143,7 +144,10 @@ class HostTrainer(ABC):
     ) -> int:
         # Leaving the block by whatever way stops the trainer, and leaves no process behind.
         with self.plan(number, log, ready, leased) as plan, self._followed(number, log), Attempt(plan) as run:
+            if (left := self._left(number)) is not None:
+                self.upkeep.follow(left, number - 1)
             self.upkeep.follow(log, number)
+            self._is_first = False
             started(run.process())
             return run.wait()
 
@@ -152,8 +156,23 @@ class HostTrainer(ABC):
         if self.page is None:
             yield
             return
-        with self.page.follow(number, log=log, telemetry=self.telemetry, secrets=self.masked(), say=self.say):
+        with self.page.follow(
+            number,
+            log=log,
+            telemetry=self.telemetry,
+            secrets=self.masked(),
+            say=self.say,
+            left=self._left(number),
+        ):
             yield
+
+    def _log(self, number: int) -> Path:
+        return self.folder / f"attempt-{number:04d}.log"
+
+    def _left(self, number: int) -> Path | None:
+        """Return the log that a flow process which died may not have told whole; unset: there is none."""
+        before = self._log(number - 1)
+        return before if self._is_first and before.exists() else None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,8 +14,10 @@ from flows.background import Every
 from flows.endings import Action, Decision
 from flows.ledger import Entry, Ledger
 from flows.run_page import RESULT, RunPage, report_end
-from flows.runs_api import MAX_RESULT_BYTES, Record
+from flows.runs_api import MAX_RESULT_BYTES, Record, RunsApi, TelemetryDestination
 from runtime.checkpoints.memory import MemoryStore
+from runtime.events.syvain.settings import metrics_settings
+from runtime.telemetry.destination import Refused
 from tests.support.metrics_server import MetricsServer, running_server
 from tests.support.waiting import wait_until
 
@@ -46,13 +48,20 @@ class Site:
         return RunPage.of(record, flow_run_id="f", environment=self.environment, say=self.said.append)
 
     @contextlib.contextmanager
-    def attempt(self, page: RunPage, number: int = 1, **secrets: str) -> Iterator[None]:
+    def attempt(
+        self, page: RunPage, number: int = 1, *, left: Path | None = None, **secrets: str
+    ) -> Iterator[None]:
         """An attempt, while the page's thread is at work."""
         ticking = Every(0.05, page.tick, name="page")
         ticking.start()
         try:
             with page.follow(
-                number, log=self.log, telemetry=self.telemetry, secrets=secrets, say=self.said.append
+                number,
+                log=self.log,
+                telemetry=self.telemetry,
+                secrets=secrets,
+                say=self.said.append,
+                left=left,
             ):
                 yield
         finally:
@@ -268,3 +277,31 @@ def test_rescue_says_what_a_flow_process_could_not(site):
     )
     assert (site.run("rescued")["state"], site.run("rescued")["reason"]) == ("cancelled", "why")
     report_end(Record(slug="rescued", kind="train"), {"state": "done"}, {"XDG_CONFIG_HOME": "/nowhere"})
+
+
+def test_what_the_attempt_before_printed_when_its_flow_process_was_gone_is_told_by_the_next(site):
+    page = site.page("died")
+    site.log.write_text("one\n")
+    with site.attempt(page):
+        wait_until(lambda: site.get("runs/died/log").text == "one\n", within_s=10)
+    page.close(timeout_s=10)
+    before = site.log
+    with before.open("a") as file:  # in its notice, when nobody looks any more
+        file.write("saved\n")
+    site.log = site.folder / "log-2"
+    site.log.write_text("two\n")
+    page = site.page("died")
+    with site.attempt(page, 2, left=before):
+        wait_until(lambda: site.get("runs/died/log?attempt=2").text == "two\n", within_s=10)
+        wait_until(lambda: site.get("runs/died/log?attempt=1").text == "one\nsaved\n", within_s=10)
+    page.close(timeout_s=10)
+    assert site.run("died")["attempt"] == 2
+
+
+def test_who_asks_when_nothing_more_is_said_is_refused(site):
+    """A tail that still read had its traceback logged every ten seconds, as if the server were away."""
+    record = Record(slug="closed", kind="command", command=["true"])
+    api = RunsApi(metrics_settings(site.environment), record)
+    api.close()
+    with pytest.raises(Refused):
+        TelemetryDestination(api, 1).cursor()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable  # noqa: TC003 - Prefect reads the annotations
@@ -30,7 +31,8 @@ from flows.processes import host_name, this_process
 from flows.pulse import Upkeep
 from flows.records import record_of
 from flows.report import Report
-from flows.run_page import RunPage
+from flows.run_page import RunPage, report_end
+from flows.scheduling import Live
 from flows.server import AWAITING_RETRY, WAITING, FlowRun, Server, connect, since_asked
 from flows.trainer import work_folder
 from runtime.checkpoints.location import open_store
@@ -124,11 +126,23 @@ def keep_run(parameters: RunParameters, kind: Kind) -> State[Any]:
     """
     try:
         return _state(_care_for(parameters, kind).keep())
+    except Live as error:
+        return Failed(message=str(error))  # the run's page is the other one's
     except Rejected as error:
+        _tell_page(parameters, str(error))
         return Failed(message=str(error))
     except RunError as error:
         # No last word on the run: rescue schedules it again, and gives up when that was in vain too often.
         return Crashed(message=str(error))
+    except Exception as error:
+        # A mistake of ours. Prefect has the run fail with its traceback, and nobody looks at it again.
+        _tell_page(parameters, f"{type(error).__name__}: {error}; the flow run's log in Prefect has more")
+        raise
+
+
+def _tell_page(parameters: RunParameters, reason: str) -> None:
+    if parameters.slug is not None:
+        report_end(record_of(parameters), {"state": "failed", "reason": reason}, os.environ)
 
 
 def _care_for(parameters: RunParameters, kind: Kind) -> _Care:
@@ -136,7 +150,7 @@ def _care_for(parameters: RunParameters, kind: Kind) -> _Care:
         run = server.run(str(flow_run.id))
         assignment = assign(server, run, parameters, environment=os.environ, host=host_name())
         if (first := _first_of(server, run, assignment)) is not None:
-            raise Rejected(f"{first.name} is live as flow run {first.id}: cancel that first.")
+            raise Live(f"{first.name} is live as flow run {first.id}: cancel that first.")
         if assignment.host not in (None, host_name()):
             _hand_back(server, run, assignment)
         asked = frozenset(state.id for state in since_asked(server.states(run.id)))
@@ -306,16 +320,24 @@ class _Care:
             raise
         finally:
             self._upkeep.close()
-            deadline = time.monotonic() + last_words_s
             for thread in threads:
                 thread.ask_to_stop()
-            self._keep_telemetry()
+            self._keep_telemetry(timeout_s=HURRIED_WORDS_S if last_words_s == HURRIED_WORDS_S else None)
+            deadline = time.monotonic() + last_words_s
             for thread in threads:
                 thread.stop(timeout_s=max(0.0, deadline - time.monotonic()))
             # The very last: who sees there that the run is over may schedule it again at once.
             self._page.close(timeout_s=max(1.0, deadline - time.monotonic()))
 
-    def _keep_telemetry(self) -> None:
+    def _keep_telemetry(self, *, timeout_s: float | None) -> None:
+        """Store the telemetry file; a signal leaves a store that does not answer no time to hold us up."""
+        thread = threading.Thread(target=self._store_telemetry, name="kept telemetry", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        if thread.is_alive():
+            self._report.remark(f"the telemetry file is on {host_name()} only: its location takes too long")
+
+    def _store_telemetry(self) -> None:
         trainer = self._trainer
         try:
             keep_telemetry(

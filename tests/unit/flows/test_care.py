@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from flows import care
 from flows.assignment import Assignment
 from flows.parameters import TrainParameters
+from flows.scheduling import Live
 from flows.server import FlowRun, State
 from flows.train import Experiments
 from runtime.errors import Rejected, Unavailable
@@ -44,3 +46,29 @@ def test_the_newer_of_two_flow_runs_of_a_slug_leaves_while_the_older_is_live(kin
     server: Any = SimpleNamespace(runs=lambda **_: [newer, older])
     first = care._first_of(server, newer, Assignment(parameters=PARAMETERS, host=None))
     assert (first is older) is leaves
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Rejected("bad"), "bad"),
+        (Live("another is live"), None),
+        (Unavailable("away"), None),
+        (KeyError("x"), "KeyError: 'x'; the flow run's log in Prefect has more"),
+    ],
+    ids=["rejected", "live", "unavailable", "our mistake"],
+)
+def test_the_page_of_a_run_that_ends_before_it_begins_says_so(monkeypatch, error, told):
+    """It said for ever that the run is scheduled. That of a slug which is live is another flow run's."""
+    said: list[tuple[str, dict[str, Any]]] = []
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(care, "_care_for", refuse)
+    monkeypatch.setattr(
+        care, "report_end", lambda record, word, _environment: said.append((record.slug, word))
+    )
+    with contextlib.suppress(KeyError):
+        care.keep_run(PARAMETERS, Experiments())
+    assert said == ([] if told is None else [("a", {"state": "failed", "reason": told})])

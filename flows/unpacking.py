@@ -83,7 +83,7 @@ def fetch_tree(store: Store, digest: str, into: Path) -> None:
         with _half(into.parent) as half, _archive(store, digest, half) as archive:
             _unpack(archive, half / "tree", digest)
             _appear(half / "tree", into)
-    except (_DamagedError, tarfile.TarError, EOFError, zlib.error) as error:
+    except (_DamagedError, tarfile.TarError, EOFError, zlib.error, ValueError) as error:
         raise _damaged(store, object_name(digest), error) from error
     except OSError as error:
         raise Unavailable(
@@ -179,9 +179,11 @@ def _unpack(archive: tarfile.TarFile, root: Path, digest: str) -> None:
             raise _DamagedError(f"{path} is no file, link or folder")
     if digest_of(entries) != digest:
         raise _DamagedError("it holds another directory")
-    for entry in entries:
-        if entry.kind == "link":
-            _link(root, entry)
+    links = [entry for entry in entries if entry.kind == "link"]
+    for entry in links:
+        _link(root, entry)
+    for entry in links:  # again: where one leads may be another that came later
+        _check_link(root, entry)
 
 
 def _written(file: IO[bytes], path: Path, member: tarfile.TarInfo) -> Entry:
@@ -203,11 +205,15 @@ def _written(file: IO[bytes], path: Path, member: tarfile.TarInfo) -> Entry:
 
 def _link(root: Path, entry: Entry) -> None:
     path = root / entry.path
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not _is_inside(path.parent, root):
         raise _DamagedError(f"{entry.path} is behind a link that leads out of the directory")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(entry.content)
-    if Path(entry.content).is_absolute() or not _is_inside(path, root):
+    _check_link(root, entry)
+
+
+def _check_link(root: Path, entry: Entry) -> None:
+    if Path(entry.content).is_absolute() or not _is_inside(root / entry.path, root):
         raise _DamagedError(f"the link {entry.path} leads out of the directory")
 
 

@@ -258,3 +258,20 @@ def test_a_host_without_room_is_said_so(root, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable, match=r"cannot be unpacked as .* set SLUGLINE_WORK_DIR"):
         fetch_tree(store, tree.digest, tmp_path / "file" / "tree")
+
+
+def test_links_that_lead_out_only_together_are_damage(tmp_path):
+    """The first leads nowhere while the second is not there yet."""
+    links = {"a": "b/..", "b": "."}
+    entries = [Entry(path=path, kind="link", content=target) for path, target in links.items()]
+    members = (member(path, tarfile.SYMTYPE, target) for path, target in links.items())
+    store = stored(archive(*members), digest := digest_of(entries))
+    with pytest.raises(Rejected, match="the link a leads out of the directory"):
+        fetch_tree(store, digest, tmp_path / "work" / "tree")
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_a_name_that_no_file_can_have_is_damage(tmp_path):
+    store = stored(archive(member("a\0b" + "c" * 100)))
+    with pytest.raises(Rejected, match="damaged"):
+        fetch_tree(store, "a" * 64, tmp_path / "tree")

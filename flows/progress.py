@@ -19,7 +19,7 @@ READ_BYTES = 1 << 20
 
 
 class Tail:
-    """The whole lines of a growing file, each once. A torn last line waits for its end.
+    """The whole lines of a growing file, each once. A torn last line waits for its end, up to a MiB.
 
     A file that was removed and begun anew is read from its start.
     """
@@ -43,6 +43,10 @@ class Tail:
                 for line in whole:
                     self.offset += len(line) + 1
                     yield line
+                if len(rest) > READ_BYTES:  # of a line without an end, as progress bars write it
+                    self.offset += len(rest)
+                    yield rest
+                    rest = b""
 
 
 class _Event(msgspec.Struct):

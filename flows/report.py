@@ -90,7 +90,7 @@ class Report:
             for line in lines:
                 if found := PAGE_PATTERN.search(line):
                     self.page = found[0]
-                self._last_line = line or self._last_line
+                self._last_line = line[:LINE_CHARACTERS] or self._last_line
             self._forward([line for line in lines if line])
 
     def publish(self) -> None:

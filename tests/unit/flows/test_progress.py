@@ -189,3 +189,12 @@ def test_a_file_that_is_begun_anew_is_read_from_its_start(tmp_path):
     assert list(tail.lines()) == [b"one", b"two", b"three"]
     path.write_bytes(b"four\n")
     assert list(tail.lines()) == [b"four"]
+
+
+def test_a_line_that_never_ends_is_read_in_parts(tmp_path):
+    """A progress bar ends none of its lines: all of them were read anew every second."""
+    path = tmp_path / "log"
+    path.write_bytes(b"\r50 %" * 500_000)
+    tail = Tail(path)
+    assert sum(map(len, tail.lines())) + (path.stat().st_size - tail.offset) == path.stat().st_size
+    assert path.stat().st_size - tail.offset <= 1 << 20

@@ -30,6 +30,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 PAGES = {
+    "/",
     "/dashboard",
     "/dashboard/experiments/{experiment_id}",
     "/dashboard/experiments/{experiment_id}/telemetry",

@@ -28,8 +28,8 @@ def use_stack(data: Path | None = None) -> None:
     from infra.local.errors import StackError
     from infra.local.supervision import Supervisor
 
-    directory = DataDirectory.at(data or default_data_directory(os.environ))
     try:
+        directory = DataDirectory.at(data or default_data_directory(os.environ))
         if Supervisor(directory).pid() is None:
             raise Rejected(f"the stack in {directory.path} is not up: start it with slugline up")
         variables = command_environment(directory, os.environ)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from flows.div.show import RunName  # noqa: TC001 - Typer reads the annotations
-from infra.client.output import print_text, shown
+from infra.client.errors import Refused, Unavailable
+from infra.client.output import print_text, say, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flows.div.api import RunsApi
 
 __all__ = ["cancel", "resume"]
 
@@ -17,10 +25,10 @@ def cancel(run: RunName) -> None:
     from flows.div.api import connect
 
     with connect() as api:
-        name = str(api.run(run)["name"])
+        name = _name(api, run)
         view = scheduling.cancel(name)
         if view.state == "Cancelled":  # it had no process yet, which would say so
-            api.tell(name, {"state": "cancelled", "reason": "cancelled by the user"})
+            _tell(api, name, {"state": "cancelled", "reason": "cancelled by the user"})
     print_text(f"{shown(name)}: {view.state.lower()}")
 
 
@@ -36,5 +44,27 @@ def resume(run: RunName) -> None:
         found = api.run(run)
         name = str(found["name"])
         view = scheduling.resume(name)
-        api.tell(name, {"state": "scheduled", "reason": None, "flow_run_id": view.flow_run_id})
+        # As of the attempts so far: a newer one that has begun meanwhile has the word.
+        said = {"state": "scheduled", "reason": None, "attempt": found["attempt"]}
+        _tell(api, name, said | {"flow_run_id": view.flow_run_id})
     print_text(f"{shown(name)}: scheduled again: {view.page}")
+
+
+def _name(api: RunsApi, run: str) -> str:
+    """Return a run's name, which Prefect knows it by; with Metrics away, what was given must be it."""
+    try:
+        return str(api.run(run)["name"])
+    except Unavailable as error:
+        say(f"{shown(run)} is taken for the run's name: {error}")
+        return run
+
+
+def _tell(api: RunsApi, name: str, said: Mapping[str, Any]) -> None:
+    """Have the run's page say what has been done; that it cannot now undoes nothing."""
+    try:
+        api.tell(name, said)
+    except Unavailable as error:
+        say(f"the page of {shown(name)} does not say so yet: {error}")
+    except Refused as refused:
+        if refused.code != "superseded":
+            raise

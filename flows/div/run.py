@@ -209,7 +209,8 @@ def _schedule(api: RunsApi, name: str, parameters: ShipParameters) -> str:
         with suppress(RunError):
             api.tell(name, {"state": "failed", "reason": f"not scheduled: {error}"})
         raise
-    api.tell(name, {"flow_run_id": view.flow_run_id})
+    with suppress(Unavailable):  # the flow process says it, too
+        api.tell(name, {"flow_run_id": view.flow_run_id})
     return view.page
 
 

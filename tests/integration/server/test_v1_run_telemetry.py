@@ -217,6 +217,14 @@ def test_a_log_is_appended_and_read_from_a_byte_on(rest, run):
     assert shown == {"x-attempt": "1", "x-log-size": "8", "x-next-attempt": "", "x-run-final": "false"}
 
 
+def test_a_number_in_the_log_stays_text(rest, run):
+    text = "{\"step\": 1, \"loss\": 0.5}\n{'eval_loss': 0.0267, 'epoch': 0.04}\n"
+    rest.ask("POST", f"{run}/log", {"attempt": 1, "offset": 0, "text": text})
+    found = rest.ask("GET", f"{run}/telemetry/summary")
+    assert (found["points"], found["keys"], found["dropped"]) == (0, [], {})
+    assert rest.send("GET", f"{run}/log").text == text
+
+
 def test_logs_are_read_one_attempt_after_another(rest, run):
     for attempt in (1, 3):
         rest.ask("POST", f"{run}/log", {"attempt": attempt, "offset": 0, "text": f"attempt {attempt}\n"})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from runtime.telemetry.rules import Rules
+from tests.support.docs import ROOT, blocks
 
 
 class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -17,12 +20,29 @@ class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return {"input_ids": tokens, "labels": tokens}
 
 
+def our_callback():
+    from runtime.telemetry.hugging_face import TelemetryCallback
+
+    return TelemetryCallback()
+
+
+def callback_of_the_docs():
+    """The few lines for a script that does without our package, as they stand in docs/div.md."""
+    (block,) = (block for block in blocks(ROOT / "docs" / "div.md", "python") if "on_log" in block.text)
+    names: dict[str, Any] = {}
+    exec(block.text, names)
+    return names["Telemetry"]()
+
+
 @pytest.fixture
-def trainer(tmp_path, monkeypatch):
+def callback():
+    return our_callback
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch, callback):
     monkeypatch.setenv("DIVERGENT_TELEMETRY_PATH", str(tmp_path / "telemetry.jsonl"))
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-
-    from runtime.telemetry.hugging_face import TelemetryCallback
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=16, n_layer=1, n_head=2))
     args = TrainingArguments(
@@ -43,10 +63,11 @@ def trainer(tmp_path, monkeypatch):
         args=args,
         train_dataset=Numbers(),
         eval_dataset=Numbers(),
-        callbacks=[TelemetryCallback()],
+        callbacks=[callback()],
     )
 
 
+@pytest.mark.parametrize("callback", [our_callback, callback_of_the_docs], ids=["ours", "of the docs"])
 def test_every_dict_that_the_trainer_logs_is_a_point_with_its_step(trainer, tmp_path):
     trainer.train()
     rules = Rules()

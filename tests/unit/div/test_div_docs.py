@@ -7,6 +7,7 @@ import pytest
 
 from flows.div.main import app
 from infra.client.ending import run_and_exit
+from runtime.telemetry.rules import Rules
 from tests.support.docs import ROOT, command_lines, commands, parse
 
 TEXT = (ROOT / "docs" / "div.md").read_text()
@@ -61,6 +62,18 @@ def test_the_examples_of_reading_are_all_there():
         "telemetry run-7 --csv",
         "telemetry run-7 loss -f",
     } <= lines
+
+
+def test_the_lines_that_write_telemetry_write_a_point(tmp_path, monkeypatch):
+    file = tmp_path / "telemetry.jsonl"
+    monkeypatch.setenv("DIVERGENT_TELEMETRY_PATH", str(file))
+    writing = TEXT.partition("## Writing telemetry")[2]
+    (plain, ours) = re.findall(r"```python\n(.*?)```", writing, re.DOTALL)[:2]
+    for block in (plain, ours):
+        exec(block, {})
+    rules = Rules()
+    points = [rules.take(line) for line in file.read_bytes().splitlines()]
+    assert points == [{"step": 120, "loss": 0.41, "lr": 3e-4}, {"step": 120, "train.loss": 0.41}]
 
 
 def test_the_table_in_the_docs_is_what_is_printed():

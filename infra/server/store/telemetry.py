@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -44,6 +45,8 @@ BLOCK_BYTES = 256 * 1024
 """Of lines: a block that has so many is done."""
 _FAN_OUT = 16
 _READ_AT_ONCE = 8
+_MAX_SMALL = 128
+"""More than there ever are: fewer than 16 of each size, and 16 to the fifth is more points than a run has."""
 
 Summary = dict[str, list[Any]]
 """Of each key in order of arrival: how many points carry it, its last, its lowest and its highest value."""
@@ -81,10 +84,6 @@ class _Extent(NamedTuple):
     first: int
     num_points: int
     size: int
-
-    @property
-    def end(self) -> int:
-        return self.first + self.num_points
 
 
 def batch_of(
@@ -258,14 +257,15 @@ def _insert(connection: Connection, run_id: int, blocks: Iterable[Block]) -> Non
 def _fold(connection: Connection, run_id: int) -> None:
     rows = sql.run(
         connection,
-        "SELECT first, num_points, size FROM telemetry_blocks WHERE run_id = ? AND size < ? ORDER BY first",
-        (run_id, BLOCK_BYTES),
+        "SELECT first, num_points, size FROM telemetry_blocks WHERE run_id = ? ORDER BY first DESC LIMIT ?",
+        (run_id, _MAX_SMALL),
     )
-    extents = [_Extent(row[0], row[1], row[2]) for row in rows]
-    num_folded = _due(extents)
-    if num_folded < 2:
+    extents = (_Extent(row[0], row[1], row[2]) for row in rows)
+    small = list(takewhile(lambda extent: extent.size < BLOCK_BYTES, extents))
+    folded = small[: _due(small)]
+    if len(folded) < 2:
         return
-    first, last = extents[-num_folded].first, extents[-1].first
+    first, last = folded[-1].first, folded[0].first
     found = sql.run(
         connection,
         "SELECT data FROM telemetry_blocks WHERE run_id = ? AND first >= ? AND first <= ? ORDER BY first",
@@ -277,23 +277,21 @@ def _fold(connection: Connection, run_id: int) -> None:
         "DELETE FROM telemetry_blocks WHERE run_id = ? AND first >= ? AND first <= ?",
         (run_id, first, last),
     )
-    count = sum(extent.num_points for extent in extents[-num_folded:])
+    count = sum(extent.num_points for extent in folded)
     _insert(connection, run_id, [Block(first, count, deflated.pack(lines))])
 
 
-def _due(extents: Sequence[_Extent]) -> int:
-    """Return how many of the last blocks are to become one: a whole block's worth, or 16 of one size."""
-    run: list[_Extent] = []
-    for extent in reversed(extents):
-        if run and extent.end != run[-1].first:
-            break  # a block that is done lies between
-        run.append(extent)
-    if sum(extent.size for extent in run) >= BLOCK_BYTES:
-        return len(run)
+def _due(small: Sequence[_Extent]) -> int:
+    """Return how many of the last small blocks, the last one first, are to become one.
+
+    That is a whole block's worth of them, or 16 of one size.
+    """
+    if sum(extent.size for extent in small) >= BLOCK_BYTES:
+        return len(small)
     num_last, size = 0, _FAN_OUT
-    while num_last < len(run):
+    while num_last < len(small):
         smaller = num_last
-        while num_last < len(run) and run[num_last].num_points < size:
+        while num_last < len(small) and small[num_last].num_points < size:
             num_last += 1
         if num_last - smaller >= _FAN_OUT:
             return num_last

@@ -101,6 +101,7 @@ class RunPage:
         if self._announcer is not None:
             self._announcer.begin()
         if self._api is not None:
+            self._api.begin(number)
             self._source = _Source(self._api, telemetry, secrets, say)
         if not self._number and number > 1 and telemetry.exists():
             # What the last attempt wrote, and its flow process did not read, is that attempt's.

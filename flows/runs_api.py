@@ -61,9 +61,15 @@ class RunsApi:
         self._record = record
         self._path: str | None = None
         self._newest = 0
+        self._begun = 0
         self._ahead = 0
         self._closed = False
         self._lock = threading.Lock()
+
+    def begin(self, number: int) -> None:
+        """Say that attempt `number` begins; what is told of the one before is what is left of it."""
+        with self._lock:
+            self._begun = number
 
     def tell(self, said: Mapping[str, Any]) -> None:
         """Change what the record says; `attempt` in it is by our count."""
@@ -164,8 +170,9 @@ class RunsApi:
 
         A run whose location was emptied begins to count anew, and the server would take it for an old one.
         """
-        if self._ahead == 0 and number < self._newest:
-            self._ahead = self._newest + 1 - number
+        begun = self._begun or number
+        if self._ahead == 0 and begun < self._newest:
+            self._ahead = self._newest + 1 - begun
         return number + self._ahead
 
     def _asked(self, ask: Callable[[], Any]) -> Any:

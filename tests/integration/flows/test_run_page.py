@@ -298,6 +298,22 @@ def test_what_the_attempt_before_printed_when_its_flow_process_was_gone_is_told_
     assert site.run("died")["attempt"] == 2
 
 
+def test_another_try_of_an_attempt_keeps_its_number_whatever_is_left_of_the_one_before(site):
+    """What was left, of a number below the newest, was taken for a run that counts anew."""
+    before = site.log
+    for _ in range(2):  # the second by another flow process
+        page = site.page("tries")
+        site.write({"loss": 1})
+        before.write_text("of the second\n")
+        site.log = site.folder / "log-3"
+        site.log.write_text("of the third\n")
+        with site.attempt(page, 3, left=before):
+            wait_until(lambda: site.get("runs/tries/log?attempt=2").text == "of the second\n", within_s=10)
+        page.close(timeout_s=10)
+    assert site.run("tries")["attempt"] == 3
+    assert len(site.points("tries")) == 2
+
+
 def test_who_asks_when_nothing_more_is_said_is_refused(site):
     """A tail that still read had its traceback logged every ten seconds, as if the server were away."""
     record = Record(slug="closed", kind="command", command=["true"])

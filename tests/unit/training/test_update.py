@@ -85,8 +85,17 @@ def test_a_lull_comes_before_every_backward_pass_and_after_its_loss(monkeypatch)
         precision=Precision(experiment.precision, CPU),
         lull=lambda: order.append("lull"),
     )
-    monkeypatch.setattr("runtime.training.update.check_loss", lambda loss: order.append("loss") or loss)
-    monkeypatch.setattr(Precision, "backward", lambda _, loss: order.append("backward") or loss.backward())
+
+    def check_loss(loss: torch.Tensor) -> torch.Tensor:
+        order.append("loss")
+        return loss
+
+    def backward(_: Precision, loss: torch.Tensor) -> None:
+        order.append("backward")
+        loss.backward()  # type: ignore[no-untyped-call] # torch does not annotate it
+
+    monkeypatch.setattr("runtime.training.update.check_loss", check_loss)
+    monkeypatch.setattr(Precision, "backward", backward)
     update(Position())
     assert order == ["loss", "lull", "backward"] * 2
 

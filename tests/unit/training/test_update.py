@@ -92,7 +92,7 @@ def test_a_lull_comes_before_every_backward_pass_and_after_its_loss(monkeypatch)
 
     def backward(_: Precision, loss: torch.Tensor) -> None:
         order.append("backward")
-        loss.backward()  # type: ignore[no-untyped-call] # torch does not annotate it
+        loss.backward()
 
     monkeypatch.setattr("runtime.training.update.check_loss", check_loss)
     monkeypatch.setattr(Precision, "backward", backward)

@@ -44,9 +44,18 @@ class News:
                 event.set()
 
     async def wait(
-        self, run_id: int, look: Callable[[], Awaitable[T]], *, until: Callable[[T], bool], wait_s: float
+        self,
+        run_id: int,
+        look: Callable[[], Awaitable[T]],
+        *,
+        until: Callable[[T], bool],
+        wait_s: float,
+        is_gone: Callable[[], Awaitable[bool]],
     ) -> T:
         """Return what `look` finds once it is what is waited for, or when `wait_s` are over.
+
+        `is_gone` says whether whoever asked went away, which is noticed within a second: the room is somebody
+        else's then.
 
         Raises:
             Refused: Too many wait already.
@@ -60,6 +69,8 @@ class News:
                 if until(found) or left_s <= 0 or self._closed:
                     return found
                 await _either(event, min(left_s, _LOOK_AGAIN_S))
+                if await is_gone():
+                    return found
 
     @contextmanager
     def _event(self, run_id: int, wait_s: float) -> Iterator[asyncio.Event]:

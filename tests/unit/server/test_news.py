@@ -17,6 +17,7 @@ from infra.server.refusals import Refused
 from infra.server.store import access
 from infra.server.store.store import Store
 from tests.support.run_points import new_run
+from tests.support.served_app import served
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +38,15 @@ class Counter:
         return self.number
 
 
+async def nobody_is_gone():
+    return False
+
+
 def waiting(news, counter, number, *, run_id=1, wait_s=60.0):
     until = number.__le__
-    return asyncio.create_task(news.wait(run_id, counter.look, until=until, wait_s=wait_s))
+    return asyncio.create_task(
+        news.wait(run_id, counter.look, until=until, wait_s=wait_s, is_gone=nobody_is_gone)
+    )
 
 
 async def until(fact):
@@ -82,7 +89,9 @@ def test_what_happens_while_somebody_looks_is_looked_at_again():
                 news.tell(1)
             return seen
 
-        assert await news.wait(1, look, until=lambda number: number == 1, wait_s=60) == 1
+        assert (
+            await news.wait(1, look, until=lambda number: number == 1, wait_s=60, is_gone=nobody_is_gone) == 1
+        )
 
     asyncio.run(scenario())
 
@@ -90,8 +99,10 @@ def test_what_happens_while_somebody_looks_is_looked_at_again():
 def test_without_news_the_answer_is_what_there_is_when_the_time_is_over():
     async def scenario():
         news, counter = News(), Counter()
-        assert await news.wait(1, counter.look, until=lambda _: False, wait_s=0.01) == 0
-        assert await news.wait(1, counter.look, until=lambda _: False, wait_s=0) == 0
+        assert (
+            await news.wait(1, counter.look, until=lambda _: False, wait_s=0.01, is_gone=nobody_is_gone) == 0
+        )
+        assert await news.wait(1, counter.look, until=lambda _: False, wait_s=0, is_gone=nobody_is_gone) == 0
 
     asyncio.run(scenario())
 
@@ -148,6 +159,32 @@ def test_what_another_server_wrote_is_found_by_looking_again(monkeypatch):
         assert await task == 1
 
     asyncio.run(scenario())
+
+
+def test_the_room_of_a_client_that_went_away_is_free_at_once(tmp_path, monkeypatch):
+    """A request that nobody waits for any more would otherwise take it for 25 seconds."""
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
+    store = Store(tmp_path / "metrics.sqlite3")
+    new_run(store, slug="r")
+    app = create_app(store, keyless=False)
+    key = store.write_now(lambda connection: access.create_key(connection, 1, "k", role="viewer", now_ms=1))[
+        1
+    ]
+    news = app.state.news
+
+    async def scenario(url):
+        async with asyncio.timeout(20):
+            for of in ("telemetry/points", "telemetry/summary", "log"):
+                async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as client:
+                    address = f"{url}/api/v1/runs/r/{of}"
+                    asked = asyncio.create_task(client.get(address, params={"wait_s": 25}))
+                    await until(lambda: news._num_waiting == 1)
+                    asked.cancel()
+                await until(lambda: news._num_waiting == 0)
+
+    with served(app) as url:
+        asyncio.run(scenario(url))
+    store.close()
 
 
 def test_a_server_that_is_told_to_stop_answers_those_who_wait(tmp_path, monkeypatch):

@@ -142,7 +142,9 @@ async def read_log(request: Request, run_id: str) -> Response:
 
     found = await find()
     if wanted.wait_s > 0 and not is_news(found):
-        found = await news_of(request).wait(found.run_id, find, until=is_news, wait_s=wanted.wait_s)
+        found = await news_of(request).wait(
+            found.run_id, find, until=is_news, wait_s=wanted.wait_s, is_gone=request.is_disconnected
+        )
     reads = experiments.while_there(store.read_now, organisation.id, found.experiment_uid)
     parts = run_logs.parts(reads, found.log, after=wanted.after)
     response = packed_or_not(request, parts, media_type="text/plain; charset=utf-8")

@@ -244,7 +244,11 @@ async def _awaited(request: Request, run_id: str, wanted: After) -> AnyRow:
     if wanted.wait_s == 0 or _is_news(row, wanted.after):
         return row
     return await news_of(request).wait(
-        row.id, find, until=lambda row: _is_news(row, wanted.after), wait_s=wanted.wait_s
+        row.id,
+        find,
+        until=lambda row: _is_news(row, wanted.after),
+        wait_s=wanted.wait_s,
+        is_gone=request.is_disconnected,
     )
 
 

@@ -10,7 +10,7 @@ from runtime.events.stream import EventStream, now_ms
 from runtime.events.syvain.target import SyvainTarget
 
 if TYPE_CHECKING:
-    from flows.runs_api import Record
+    from flows.run_writer import Record
     from runtime.events.syvain.settings import MetricsSettings
 
 __all__ = ["Announcer"]

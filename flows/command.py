@@ -14,7 +14,7 @@ from flows.background import Every
 from flows.endings import Ended, Ending, classify
 from flows.output import Output
 from flows.run_page import RESULT
-from flows.runs_api import MAX_RESULT_BYTES
+from flows.run_writer import MAX_RESULT_BYTES
 from flows.trainer import HostTrainer, killed_for
 from flows.unpacking import unpacked
 from runtime.errors import Rejected, RunError, Unavailable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.command import is_sexpgpu_run
 from flows.parameters import TrainParameters
-from flows.runs_api import Record
+from flows.run_writer import Record
 from flows.ship_parameters import ShipParameters
 from flows.trees import listed_files, trees_location
 from flows.unpacking import read_listing

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from flows.ledger import Ledger, Owner
     from flows.processes import ProcessId
-    from flows.runs_api import Record
+    from flows.run_writer import Record
     from flows.server import FlowRun, State
     from runtime.checkpoints.record import AttemptEntry
     from runtime.checkpoints.store import Store

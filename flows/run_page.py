@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flows.announcing import Announcer
 from flows.endings import Action
-from flows.runs_api import MAX_RESULT_BYTES, MAX_TEXT_BYTES, Record, RunsApi, TelemetryDestination
+from flows.run_writer import MAX_RESULT_BYTES, MAX_TEXT_BYTES, Record, RunWriter, TelemetryDestination
 from runtime.checkpoints.store import Missing
 from runtime.errors import Rejected, RunError
 from runtime.events.syvain.settings import metrics_settings
@@ -51,7 +51,7 @@ class RunPage:
 
     def __init__(
         self,
-        api: RunsApi | None,
+        api: RunWriter | None,
         *,
         flow_run_id: str,
         say: Callable[[str], None],
@@ -80,7 +80,7 @@ class RunPage:
             logger.info("the run has no page in Metrics: %s", error)
             return cls(None, flow_run_id=flow_run_id, say=say)
         announcer = Announcer(settings, record) if record.announced else None
-        return cls(RunsApi(settings, record), flow_run_id=flow_run_id, say=say, announcer=announcer)
+        return cls(RunWriter(settings, record), flow_run_id=flow_run_id, say=say, announcer=announcer)
 
     @contextlib.contextmanager
     def follow(
@@ -217,7 +217,7 @@ class RunPage:
         else:
             self._trouble = ""
 
-    def _tell(self, api: RunsApi) -> None:
+    def _tell(self, api: RunWriter) -> None:
         with self._lock:
             said = dict(self._said)
         if not said:
@@ -228,7 +228,7 @@ class RunPage:
                 if self._said.get(name) == value:
                     del self._said[name]
 
-    def _push(self, api: RunsApi) -> None:
+    def _push(self, api: RunWriter) -> None:
         while self._left:
             self._left[0].push(api)
             with self._lock:
@@ -241,7 +241,7 @@ class RunPage:
 class _Source:
     """Where a run's telemetry comes from and goes to, and what is masked in it."""
 
-    api: RunsApi
+    api: RunWriter
     path: Path
     secrets: Mapping[str, str]
     say: Callable[[str], None]
@@ -261,7 +261,7 @@ class _Pushed:
     def is_behind(self) -> bool:
         return self._path.exists() and self._path.stat().st_size > self._sent
 
-    def push(self, api: RunsApi) -> None:
+    def push(self, api: RunWriter) -> None:
         while self.is_behind():
             with self._path.open("rb") as file:
                 file.seek(self._sent)
@@ -300,7 +300,7 @@ def exit_code(entry: Entry) -> int | None:
 def report_end(record: Record, said: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Say the last word on a run whose flow process could not; where that fails, the log has it."""
     try:
-        with contextlib.closing(RunsApi(metrics_settings(environment), record)) as api:
+        with contextlib.closing(RunWriter(metrics_settings(environment), record)) as api:
             api.tell({**said, "reason": _short(said.get("reason") or "") or None})
     except (Rejected, Trouble, Refused) as error:
         logger.info("%s: its page in Metrics was not told: %s", record.slug, error)

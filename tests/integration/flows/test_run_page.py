@@ -14,7 +14,7 @@ from flows.background import Every
 from flows.endings import Action, Decision
 from flows.ledger import Entry, Ledger
 from flows.run_page import RESULT, RunPage, report_end
-from flows.runs_api import MAX_RESULT_BYTES, Record, RunsApi, TelemetryDestination
+from flows.run_writer import MAX_RESULT_BYTES, Record, RunWriter, TelemetryDestination
 from runtime.checkpoints.memory import MemoryStore
 from runtime.events.syvain.settings import metrics_settings
 from runtime.telemetry.destination import Refused
@@ -317,7 +317,7 @@ def test_another_try_of_an_attempt_keeps_its_number_whatever_is_left_of_the_one_
 def test_who_asks_when_nothing_more_is_said_is_refused(site):
     """A tail that still read had its traceback logged every ten seconds, as if the server were away."""
     record = Record(slug="closed", kind="command", command=["true"])
-    api = RunsApi(metrics_settings(site.environment), record)
+    api = RunWriter(metrics_settings(site.environment), record)
     api.close()
     with pytest.raises(Refused):
         TelemetryDestination(api, 1).cursor()

@@ -23,7 +23,7 @@ from runtime.checkpoints.record import AttemptEntry, Ended, RunRecord, write_rec
 from runtime.errors import Unavailable
 
 if TYPE_CHECKING:
-    from flows.runs_api import Record
+    from flows.run_writer import Record
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 HERE, THERE = "here", "there"

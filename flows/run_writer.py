@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runtime.events.syvain.settings import MetricsSettings
     from runtime.telemetry.destination import Batch
 
-__all__ = ["MAX_RESULT_BYTES", "MAX_TEXT_BYTES", "Record", "RunsApi", "TelemetryDestination"]
+__all__ = ["MAX_RESULT_BYTES", "MAX_TEXT_BYTES", "Record", "RunWriter", "TelemetryDestination"]
 
 MAX_RESULT_BYTES = 262_144
 """What the server keeps of a `result.json`."""
@@ -49,7 +49,7 @@ class Record:
     announced: bool = False
 
 
-class RunsApi:
+class RunWriter:
     """One run's record. Any thread may use it.
 
     Every method raises `Trouble` when the server cannot be reached or cannot answer now, and `Refused` when
@@ -195,7 +195,7 @@ class RunsApi:
 class TelemetryDestination:
     """Keeps the points of one attempt in the server: what the tail of its telemetry file delivers to."""
 
-    def __init__(self, api: RunsApi, number: int) -> None:
+    def __init__(self, api: RunWriter, number: int) -> None:
         self._api, self._number = api, number
 
     def cursor(self) -> Stored:

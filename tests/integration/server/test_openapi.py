@@ -29,7 +29,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-PAGES = {"/dashboard", "/dashboard/experiments/{experiment_id}", "/sign-in", "/sign-out"}
+PAGES = {"/", "/dashboard", "/dashboard/experiments/{experiment_id}", "/sign-in", "/sign-out"}
 
 
 @pytest.fixture(scope="module")

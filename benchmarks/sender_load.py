@@ -50,7 +50,7 @@ def push(url: str, key: str, slug: str, *, points: int, per_step: int) -> None:
     for step in range(points // per_step):
         said = [(name, values[(step + at) % 1_000], metadata) for at, name in enumerate(names)]
         stream.metrics(step, lambda said=said: said)  # type: ignore[misc]
-        while step % 100 == 0 and (stream._queue.qsize() > 500 or target.unsent > _MOST_UNSENT):  # noqa: SLF001
+        while step % 100 == 0 and (len(stream._queue) > 500 or target.unsent > _MOST_UNSENT):  # noqa: SLF001
             time.sleep(0.001)
     stream.done(slug)
     summary = stream.close(timeout_s=60)

@@ -30,7 +30,7 @@ from infra.server.api.remover import Remover
 from infra.server.api.streaming import Turns
 from infra.server.api.uses import Uses
 from infra.server.api.v1 import ROUTERS
-from infra.server.api.warming import warmed
+from infra.server.api.warming import warm_up
 from infra.server.patience import Patience
 from infra.server.web import pages, sign_in
 from infra.server.web.headers import SafeHeaders
@@ -52,7 +52,8 @@ def create_app(store: Store, *, keyless: bool) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with uses.kept(), remover.kept(), warmed(app, store):
+        await warm_up(app, store)
+        async with uses.kept(), remover.kept():
             yield
 
     app = FastAPI(

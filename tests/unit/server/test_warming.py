@@ -1,4 +1,4 @@
-"""A new process is warmed up by drawing what nobody sees; it never gets in the way."""
+"""A new process is warmed up by drawing what nobody sees; a start never fails by it."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ def store(request, tmp_path):
 
 def warm_up(store, caplog):
     async def whole():
-        await warming._warm(create_app(store, keyless=True), store)
+        await warming.warm_up(create_app(store, keyless=True), store)
 
     with caplog.at_level(logging.INFO):
         asyncio.run(whole())

@@ -186,7 +186,9 @@ def test_a_secret_that_cannot_be_masked_is_refused_without_its_value(value, said
 
 
 @pytest.mark.parametrize(
-    "value", ["abcd", "12345678", "a b c", "日本語鍵", KEY, PEM, "x" * MAX_SECRET_BYTES], ids=hash
+    "value",
+    ["abcd", "12345678", "a b c", "日本語鍵", KEY, PEM, "x" * MAX_SECRET_BYTES],
+    ids=["letters", "digits", "spaces", "kanji", "a key", "PEM", "long"],
 )
 def test_other_secrets_are_taken(value):
     check_secret("TOKEN", value)

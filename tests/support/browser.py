@@ -93,9 +93,12 @@ def ink(figure: Locator, colour: str = "--c0") -> Ink:
     return Ink(figure.locator("canvas").evaluate(_INK, colour))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A started Chromium. Where there is none tests are skipped, but not where CI says that it is CI."""
+    """A started Chromium. Where there is none tests are skipped, but not where CI says that it is CI.
+
+    Not for longer than a module: Playwright's event loop runs in this thread, where others want their own.
+    """
     from playwright.sync_api import sync_playwright  # only those who look pay for it
 
     with sync_playwright() as playwright:

@@ -62,6 +62,14 @@ TABLE = {row[0]: row[1:] for row in rows_of(DOCS, "what happens")}
 
 
 @pytest.fixture(scope="module")
+def still_environment() -> Iterator[None]:
+    """Pytest sets a variable at every test, and Prefect reads all of them in the scenarios' threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("_pytest.runner._update_current_test_var", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
 def stack(tmp_path_factory) -> Iterator[PrefectStack]:
     # Flow processes, trainers and rescue start where a PYTHONPATH shadows our packages, too.
     with prefect_stack(PYTHONPATH=shadows(tmp_path_factory.mktemp("lib"))) as stack:
@@ -72,7 +80,7 @@ def stack(tmp_path_factory) -> Iterator[PrefectStack]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(stack: PrefectStack) -> Iterator[dict[str, Future[Any]]]:
+def outcomes(still_environment: None, stack: PrefectStack) -> Iterator[dict[str, Future[Any]]]:
     """All of them at once; the one that takes the server away comes when the others are done."""
     scenarios = Scenarios(stack)
     with ThreadPoolExecutor(AT_ONCE) as pool:

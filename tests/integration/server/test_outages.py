@@ -131,7 +131,7 @@ def test_a_directory_that_cannot_be_written_is_one_line_and_serves_once_it_can(r
     assert list(data.iterdir()) == []
     data.chmod(0o700)
     with unprivileged():
-        assert upkeep.migrate(DataDir(data)) == (None, "0002")
+        assert upkeep.migrate(DataDir(data)) == (None, "0003")
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ class Cursor:
 
 
 def digest(data: bytes) -> str:
-    """Return what tells `data` from other bytes, in 8 hex digits: too few to try out what it was."""
+    """Return what tells `data` from other bytes, in 8 hex digits. Guesses could be tried against several."""
     return hashlib.blake2b(data, digest_size=4).hexdigest()
 
 

@@ -77,6 +77,13 @@ def test_what_was_sent_already_is_answered_with_the_cursor_to_go_on_from(rest, r
     }
 
 
+def test_who_may_only_look_is_not_told_a_cursor_which_holds_digests_of_what_is_not_masked(rest, run):
+    made = rest.ask("POST", "/keys", {"name": "looks", "role": "viewer"})
+    looks = next(text for text in made.values() if isinstance(text, str) and text.startswith("slk_"))
+    rest.ask("GET", f"{run}/telemetry/summary", token=looks)
+    assert rest.refused("GET", f"{run}/telemetry/cursor", token=looks) == (403, "forbidden")
+
+
 def test_a_run_that_nothing_was_sent_for_has_an_empty_cursor(rest, run):
     cursor = rest.ask("GET", f"{run}/telemetry/cursor")
     assert cursor == {"last_seq": 0, "attempt": 0, "cursor": None, "keys": [], "points": 0, "dropped": {}}

@@ -1,6 +1,7 @@
 # One menu of verbs; each makes the environment that it needs. `make help` lists them.
 # OMP_WAIT_POLICY: tests run servers and trainers on the same cores; threads that spin there cost several times
-# what they save, and decide no bit.
+# what they save, and decide no bit. Tests are shared out in the order of their folders: the files that take
+# minutes stand in the first; by their number of tests, as pytest-xdist orders them, some would begin last.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -22,7 +23,7 @@ down: .venv/installed ## stop the stack; runs in flight save first
 	@$(BIN)/slugline down
 
 test: lint types ## lint, types, import contracts and every test but the long campaigns
-	OMP_WAIT_POLICY=passive $(BIN)/pytest -q -m "not chaos" --numprocesses 2 --dist loadfile
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -q -m "not chaos" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed ## ruff, and the contracts on who imports whom
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ whatever `PYTHONPATH` holds under the same names. `python -m sexpgpu MODULE ...`
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -36,7 +37,7 @@ __all__ = [
 
 def main() -> int:
     """Run the command `sexpgpu` and return its exit code."""
-    _import_ours()
+    _begin()
     from runtime.cli.main import main as command
 
     return command()
@@ -44,7 +45,7 @@ def main() -> int:
 
 def slugline() -> None:
     """Run the command `slugline` and exit."""
-    _import_ours()
+    _begin()
     from flows.cli import main as command
 
     command()
@@ -52,7 +53,7 @@ def slugline() -> None:
 
 def syvain_metrics() -> None:
     """Run the command `syvain-metrics` and exit."""
-    _import_ours()
+    _begin()
     from infra.metrics.main import main as command
 
     command()
@@ -60,7 +61,7 @@ def syvain_metrics() -> None:
 
 def div() -> None:
     """Run the command `div` and exit."""
-    _import_ours()
+    _begin()
     from flows.div.main import main as command
 
     command()
@@ -74,6 +75,20 @@ def __getattr__(name: str) -> Any:
         return import_module(f"runtime.std.{name}")
     home = "runtime.training.metrics" if name == "metric" else "runtime.experiment.model"
     return getattr(import_module(home), name)
+
+
+def _begin() -> None:
+    """Make the process one that a command can run in: with our packages, and streams that take any text.
+
+    A standard stream that is closed becomes /dev/null: the next file would else be opened in its place, and
+    get what is printed. What is printed is UTF-8 in every locale, as events are; a lone surrogate, which the
+    name of a file may hold, becomes its escape, which JSON reads too.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - as long as the process
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr] # a process's own
+    _import_ours()
 
 
 def _import_ours() -> None:

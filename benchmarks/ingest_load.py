@@ -34,7 +34,7 @@ def main() -> None:
     arguments = _arguments()
     os.sched_setaffinity(0, {0})
     with tempfile.TemporaryDirectory() as directory:
-        server = MetricsServer(Path(directory) / "data")
+        server = MetricsServer(Path(directory) / "data", is_forked=False)
         server.start()  # on the first core, as its parent
         os.sched_setaffinity(0, set(range(1, os.cpu_count() or 2)))
         try:

@@ -144,6 +144,8 @@ def together(clients: Sequence[Client], *servers: int) -> tuple[float, float, li
     Returns the seconds until the last had every answer, the servers' CPU seconds until then, and all times
     that they took.
     """
+    for pid in servers:
+        assert os.sched_getaffinity(pid) == {SERVER_CORE}, "the server shares its core with its clients"
     try:
         for client in clients:
             client.ready()

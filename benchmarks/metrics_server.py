@@ -98,11 +98,11 @@ def measure(folder: Path, given: argparse.Namespace, parts: Sequence[str]) -> di
                 figures |= _reading_of(peer, given.peer_read)
             figures |= _peer_figures(rows)
     if "read" in parts:
-        read = metrics_reading.measure(MetricsServer(folder / "read"))
+        read = metrics_reading.measure(MetricsServer(folder / "read", is_forked=False))
         figures |= read
         print(json.dumps(read), flush=True)
     if "memory" in parts:
-        figures |= metrics_memory.measure(MetricsServer(folder / "memory"))
+        figures |= metrics_memory.measure(MetricsServer(folder / "memory", is_forked=False))
     for name, value in figures.items():
         print(f"{name:>28} {value:,}")
     return figures
@@ -113,7 +113,7 @@ def ours(data: Path, role: str, files: Sequence[Path], points: int, postgres: Po
 
     `postgres` keeps them; its processes count as the server's. Unset: a data directory.
     """
-    server = MetricsServer(data, database=None if postgres is None else postgres.url())
+    server = MetricsServer(data, database=None if postgres is None else postgres.url(), is_forked=False)
     server.start()
     server.stop()
     empty = _size(data, postgres)
@@ -143,7 +143,7 @@ def _on_postgresql(data: Path, files: Sequence[Path], points: int) -> Sent:
 def real_runs(data: Path, run: Sequence[Point]) -> float:
     """Return the bytes a point takes of the run as it was: copies of it, each an experiment of its own."""
     empty = _empty(data)
-    server = MetricsServer(data)
+    server = MetricsServer(data, is_forked=False)
     with on_the_servers_core():
         server.start()
     client = MetricsClient(server.url, server.key)
@@ -170,7 +170,7 @@ def _size(data: Path, postgres: Postgres | None) -> int:
 
 def _empty(data: Path) -> int:
     """Return what a server's database takes before anything is in it; it is made."""
-    server = MetricsServer(data)
+    server = MetricsServer(data, is_forked=False)
     server.start()
     server.stop()
     return size_of(data, _DATABASE)

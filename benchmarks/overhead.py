@@ -1,15 +1,17 @@
 """What Slugline costs: everything on against the bare PyTorch loop of the same model, data and steps.
 
-All live at once and take turns of 100 steps: ours between two bare loops, and what it takes is over the mean
-of theirs; how far those two are apart is what this machine cannot tell. Every four rounds new processes
-begin: how the memory of each happens to lie makes it faster or slower than another by up to a percent.
+All live at once and take turns of five steps, so that a machine which grows slower for a second slows all of
+them down: ours between two bare loops, and what it takes is over the mean of theirs; how far those two are
+apart, by the same median, is what this run cannot tell. A round is 100 steps of each, one checkpoint in it.
+Every two rounds new processes begin: how the memory of each happens to lie makes it faster or slower than
+another by a percent or two, which only many of them even out.
 Pinned, the compute of each has one core and everything else the other, as a GPU leaves the CPU free; a
 checkpoint to a local directory, a JSONL file, a telemetry file and the Metrics server are on.
 
-The last line is JSON: `slowdown`, `slowdown_s3`, `metric_us`, and `floor` and `floor_s3`, the median distance
-of a bare loop from the other one.
+The last line is JSON: `slowdown`, `slowdown_s3`, `metric_us`, and `floor` and `floor_s3`, how much
+slower or faster than the first bare loop the second one came out.
 
-    python benchmarks/overhead.py [--rounds 12]
+    python benchmarks/overhead.py [--rounds 24]
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
 
 COMPUTE, REST = 0, 1
 FILE = Path(__file__).with_name("overhead_experiment.py")
-DRAIN_S = 0.5
-EACH = 4  # rounds
+DRAIN_S = 0.05
+DRAIN_CHECKPOINT_S = 0.5
+EACH = 2  # rounds
 # glibc gives freed memory back after a step and faults it in again in the next, or not, as it happens to lie
 # in each process: 300 to 900 faults a step, 3 to 5 % of its time, and fewer in ours, which holds more.
 SAME_FOR_ALL = {
@@ -54,14 +57,14 @@ SAME_FOR_ALL = {
 
 @dataclass
 class Turns:
-    """One of the loops, let through its gate a block at a time."""
+    """One of the loops, let through its gate a turn at a time."""
 
     process: subprocess.Popen[bytes]
     open_end: int
     told_end: int
 
-    def block(self) -> float:
-        """Let one block through and return its seconds."""
+    def turn(self) -> float:
+        """Let one turn through and return its seconds."""
         os.write(self.open_end, b"!")
         return self._told()
 
@@ -80,7 +83,7 @@ class Turns:
 
 @contextmanager
 def turns(role: str, *arguments: str, pinned: bool, env: Mapping[str, str]) -> Iterator[Turns]:
-    """Start this script in a role; at the end it is killed, since its last block has been timed."""
+    """Start this script in a role; at the end it is killed, since its last turn has been timed."""
     gate_reader, open_end = os.pipe()
     told_end, gate_writer = os.pipe()
     variables = {"OVERHEAD_GATE": f"{gate_reader},{gate_writer}", **SAME_FOR_ALL, **env}
@@ -105,7 +108,7 @@ def turns(role: str, *arguments: str, pinned: bool, env: Mapping[str, str]) -> I
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds of a block of each: a bare loop, ours, and another bare loop."""
+    """Seconds of 100 steps of each: a bare loop, ours, and another bare loop."""
 
     bare: float
     ours: float
@@ -151,20 +154,24 @@ def _rounds(ours: tuple[str, ...], *, number: int, pinned: bool, env: Mapping[st
         for one in (bare, bare_again, our):
             one.arrived()
         for warm in range(EACH + 1):
-            this = Round(*_in_order([bare, our, bare_again], backwards=bool(warm % 2)))
+            this = _round([bare, our, bare_again])
             if warm:
                 measured.append(this)
                 print(_line(number + warm, this, 1000 / BLOCK), flush=True)
     return measured
 
 
-def _in_order(loops: list[Turns], *, backwards: bool) -> list[float]:
-    """A block of each, ours always between the others; the seconds in the order of `loops`."""
-    seconds = []
-    for one in reversed(loops) if backwards else loops:
-        seconds.append(one.block())
-        time.sleep(DRAIN_S)  # what ours left to do in the background must not slow a bare loop down
-    return seconds[::-1] if backwards else seconds
+def _round(loops: list[Turns]) -> Round:
+    """Turns of each until all have done their 100 steps, ours always between the others."""
+    from benchmarks.overhead_experiment import BLOCK, TURN
+
+    seconds = [0.0, 0.0, 0.0]
+    for turn in range(BLOCK // TURN):
+        for place in (0, 1, 2) if turn % 2 else (2, 1, 0):
+            seconds[place] += loops[place].turn()
+            # What ours left to do in the background must not slow a bare loop down.
+            time.sleep(DRAIN_S if turn else DRAIN_CHECKPOINT_S)
+    return Round(*seconds)
 
 
 def _line(number: int, one: Round, ms: float) -> str:
@@ -211,7 +218,7 @@ def metric_us() -> float:
     """One `metric` call with a tensor, its share of the hand-over of a step of ten included.
 
     By the thread's own clock, while the stream's thread stands still: what that one does later fits into
-    training's forward passes.
+    training's backward passes. Over some seconds: from one to the next the machine is faster by half.
     """
     import torch
 
@@ -223,7 +230,8 @@ def metric_us() -> float:
     collector, value = Collector({"split": "train", "stage": "only"}), torch.ones((), requires_grad=True) * 2
     names = [f"metric/{number}" for number in range(10)]
     took = []
-    for _ in range(5):
+    for _ in range(25):
+        time.sleep(0.3)
         stream, released = EventStream([MemoryTarget()]), threading.Event()
         stream.metrics(0, partial(_nothing_after, released))
         began = time.thread_time()
@@ -245,7 +253,7 @@ def _nothing_after(released: threading.Event) -> list[Point]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--role", choices=["bare", "ours"], help=argparse.SUPPRESS)
     parser.add_argument("--pinned", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
@@ -262,30 +270,45 @@ def main() -> None:
         measure(given.rounds)
 
 
-def measure(rounds: int) -> None:
-    from tests.support import metrics_server, seaweed
+@contextmanager
+def metrics(data: Path, *, cores: set[int]) -> Iterator[dict[str, str]]:
+    """A Metrics server on some cores, all of its threads, as a run's environment names it."""
+    from tests.support.metrics_server import MetricsServer
 
-    with (
-        tempfile.TemporaryDirectory() as name,
-        metrics_server.running_server(Path(name, "metrics")) as server,
-    ):
+    server, before = MetricsServer(data, is_forked=False), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)  # as those of its threads will be
+    try:
+        server.start()
+    finally:
+        os.sched_setaffinity(0, before)
+    try:
+        yield {"SYVAIN_METRICS_HOST": server.url, "SYVAIN_METRICS_API_KEY": server.key}
+    finally:
+        server.stop()
+
+
+def measure(rounds: int) -> None:
+    from tests.support import seaweed
+
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "overhead")
         folder.mkdir()
-        assert server.process is not None
-        os.sched_setaffinity(server.process.pid, {REST})
-        env = {"SYVAIN_METRICS_HOST": server.url, "SYVAIN_METRICS_API_KEY": server.key}
-        print("one core computes, the other does the rest; checkpoints to a local directory")
-        local = compare(folder, str(folder / "location"), rounds=rounds, pinned=True, env=env)
-        with seaweed.running_server(Path(name, "weed")) as s3:
+        with metrics(Path(name, "pinned"), cores={REST}) as env:
+            print("one core computes, the other does the rest; checkpoints to a local directory")
+            local = compare(folder, str(folder / "location"), rounds=rounds, pinned=True, env=env)
+        with (
+            metrics(Path(name, "free"), cores=os.sched_getaffinity(0)) as env,
+            seaweed.running_server(Path(name, "weed")) as s3,
+        ):
             s3.client().create_bucket(Bucket="overhead")
             print("nothing pinned, the S3 server on the same cores")
-            to_s3 = compare(folder, "s3://overhead", rounds=rounds, pinned=False, env=env | s3.env())
+            to_s3 = compare(folder, "s3://overhead", rounds=rounds, pinned=False, env={**env, **s3.env()})
     figures = {
         "slowdown": round(statistics.median(one.slower for one in local), 4),
         "slowdown_s3": round(statistics.median(one.slower for one in to_s3), 4),
         "metric_us": round(metric_us(), 3),
-        "floor": round(statistics.median(abs(one.apart) for one in local), 4),
-        "floor_s3": round(statistics.median(abs(one.apart) for one in to_s3), 4),
+        "floor": round(abs(statistics.median(one.apart for one in local)), 4),
+        "floor_s3": round(abs(statistics.median(one.apart for one in to_s3)), 4),
     }
     print(json.dumps(figures))
 

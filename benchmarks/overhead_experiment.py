@@ -1,7 +1,7 @@
 """What `overhead.py` trains, both ways: a small language model, 20 to 40 ms a step on one core.
 
-A loader that is asked for the first batch of a block waits at a gate, so that the bare loops and ours
-take turns; how long the block before it took is told through the gate.
+A loader that is asked for the first batch of a turn waits at a gate, so that the bare loops and ours
+take turns; how long the turn before it took is told through the gate.
 """
 
 # ruff: noqa: D101, D102, N803, N806 - an experiment file; shapes: B batch, T time, V vocabulary
@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from sexpgpu import Batch, Experiment, Stage, metric, models
 
-BLOCK = 100
+BLOCK = 100  # steps of a round, and between two checkpoints
+TURN = 5  # steps
 CLIP_NORM = 1.0
 VOCABULARY = 256
 
@@ -29,7 +30,7 @@ class Knobs:
 
 
 class Gate:
-    """Tells how long the last block took and waits to be let through; open where no gate was asked for."""
+    """Tells how long the last turn took and waits to be let through; open where no gate was asked for."""
 
     def __init__(self) -> None:
         ends = os.environ.get("OVERHEAD_GATE")
@@ -41,7 +42,8 @@ class Gate:
             return
         reader, writer = self.ends
         os.write(writer, f"{time.perf_counter() - self.opened}\n".encode())
-        os.read(reader, 1)
+        if not os.read(reader, 1):
+            os._exit(1)  # the benchmark was killed
         self.opened = time.perf_counter()
 
 
@@ -53,7 +55,7 @@ class Windows:
         self.tokens = torch.randint(VOCABULARY, (64, 8, 65), generator=torch.Generator().manual_seed(1))
 
     def batch(self, index: int) -> Batch:
-        if index % BLOCK == 0:
+        if index % TURN == 0:
             self.gate.wait()
         tokens_BT = self.tokens[index % 64]
         return Batch(tokens_BT, num_examples=8, num_tokens=8 * 64)

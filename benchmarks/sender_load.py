@@ -61,7 +61,7 @@ def main() -> None:
     given = _arguments()
     pin_client()
     with tempfile.TemporaryDirectory() as directory:
-        server = MetricsServer(Path(directory) / "data")
+        server = MetricsServer(Path(directory) / "data", is_forked=False)
         with on_the_servers_core():
             server.start()
         assert server.process is not None

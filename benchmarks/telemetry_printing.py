@@ -52,7 +52,7 @@ def measure(folder: Path) -> dict[str, float]:
     points = _points(MAX_RUN_POINTS)
     file = folder / "points.jsonl"
     file.write_text("".join(json.dumps(point) + "\n" for point in points))
-    server = MetricsServer(folder / "metrics")
+    server = MetricsServer(folder / "metrics", is_forked=False)
     with on_the_servers_core():
         server.start()
     try:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from flows.flow_runs import FlowRun, slug_tag
 from flows.parameters import file_name, from_json
-from flows.server import FlowRun, Server, slug_tag
 from flows.ship_parameters import ship_parameters
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from flows.server import Server
 
 __all__ = [
     "Assignment",
@@ -66,8 +68,8 @@ class RunParameters(Protocol):
         ...
 
     @property
-    def no_progress(self) -> int:
-        """How many resumes in a row may bring nothing."""
+    def no_progress(self) -> int | None:
+        """How many resumes in a row may bring nothing; unset: as many as the larger budget has."""
         ...
 
     @property

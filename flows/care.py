@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable  # noqa: TC003 - Prefect reads the annotations
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prefect import task
@@ -18,12 +17,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State  # noqa: TC002 - Prefect reads the annotations
 from prefect.exceptions import Abort, TerminationSignal
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, Failed
 
-from flows.assignment import Assignment, assign
 from flows.background import Every
 from flows.endings import Action, Decision, Ended, Ending, Policy, describe
+from flows.flow_runs import WAITING, FlowRun
+from flows.hidden import Hidden
 from flows.keeper import Keeper, now_ms
 from flows.kept_telemetry import keep_telemetry
 from flows.ledger import Ledger, Owner
@@ -31,12 +30,12 @@ from flows.processes import host_name, this_process
 from flows.pulse import Upkeep
 from flows.records import record_of
 from flows.report import Report
-from flows.run_page import RunPage, report_end
-from flows.scheduling import Live
-from flows.server import AWAITING_RETRY, WAITING, FlowRun, Server, connect, since_asked
+from flows.run_page import RunPage
+from flows.secret_values import read_secrets
+from flows.server import connect
 from flows.trainer import work_folder
 from runtime.checkpoints.location import open_store
-from runtime.errors import Rejected, RunError
+from runtime.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,11 +47,10 @@ if TYPE_CHECKING:
     from flows.trainer import HostTrainer
     from runtime.checkpoints.store import Store
 
-__all__ = ["Kind", "Surroundings", "keep_run", "shown_as_task"]
+__all__ = ["Care", "Kind", "Surroundings", "shown_as_task"]
 
 REPORT_S, PUBLISH_S, PULSE_S, WATCH_S, PAGE_S = 1.0, 10.0, 15.0, 10.0, 0.5
 LAST_WORDS_S, HURRIED_WORDS_S = 20.0, 3.0
-HAND_BACK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +60,7 @@ class Surroundings:
     folder: Path
     store: Store
     environment: Mapping[str, str]
+    hidden: Hidden
     report: Report
     upkeep: Upkeep
     page: RunPage
@@ -118,75 +117,11 @@ def shown_as_task(number: int, run: Callable[[], Ended]) -> Ended:
     return ended[0]
 
 
-def keep_run(parameters: RunParameters, kind: Kind) -> State[Any]:
-    """Look after the flow run in which this is called.
+class Care:
+    """Everything that one flow process has in hand while it looks after one run.
 
-    Raises:
-        Abort: another process looks after the run: no state is reported.
+    `run` is its flow run, `asked` are the ids of the states that this had since a person last scheduled it.
     """
-    try:
-        return _state(_care_for(parameters, kind).keep())
-    except Live as error:
-        return Failed(message=str(error))  # the run's page is the other one's
-    except Rejected as error:
-        _tell_page(parameters, str(error))
-        return Failed(message=str(error))
-    except RunError as error:
-        # No last word on the run: rescue schedules it again, and gives up when that was in vain too often.
-        return Crashed(message=str(error))
-    except Exception as error:
-        # A mistake of ours. Prefect has the run fail with its traceback, and nobody looks at it again.
-        _tell_page(parameters, f"{type(error).__name__}: {error}; the flow run's log in Prefect has more")
-        raise
-
-
-def _tell_page(parameters: RunParameters, reason: str) -> None:
-    if parameters.slug is not None:
-        report_end(record_of(parameters), {"state": "failed", "reason": reason}, os.environ)
-
-
-def _care_for(parameters: RunParameters, kind: Kind) -> _Care:
-    with connect() as server:
-        run = server.run(str(flow_run.id))
-        assignment = assign(server, run, parameters, environment=os.environ, host=host_name())
-        if (first := _first_of(server, run, assignment)) is not None:
-            raise Live(f"{first.name} is live as flow run {first.id}: cancel that first.")
-        if assignment.host not in (None, host_name()):
-            _hand_back(server, run, assignment)
-        asked = frozenset(state.id for state in since_asked(server.states(run.id)))
-    return _Care(assignment.parameters, run, asked, kind)
-
-
-def _state(decision: Decision) -> State[Any]:
-    match decision.action:
-        case Action.COMPLETE:
-            return Completed(message=decision.reason)
-        case Action.FAIL:
-            return Failed(message=decision.reason)
-        case _:
-            raise Abort(decision.reason)
-
-
-def _first_of(server: Server, run: FlowRun, assignment: Assignment) -> FlowRun | None:
-    """Return the older flow run that is live under the same slug; unset: there is none."""
-    for other in server.runs(slug=assignment.parameters.slug):
-        live = other.state is None or other.state.live
-        if live and other.id != run.id and other.created < run.created:
-            return other
-    return None
-
-
-def _hand_back(server: Server, run: FlowRun, assignment: Assignment) -> None:
-    """Leave the run to a worker of the host that holds its location."""
-    later = datetime.now(UTC) + timedelta(seconds=HAND_BACK_S)
-    message = f"{assignment.parameters.location} is on {assignment.host}: waiting for a worker there"
-    state = {**AWAITING_RETRY, "state_details": {"scheduled_time": later.isoformat()}}
-    server.set_state(run.id, state, message=message, force=True)
-    raise Abort(message)
-
-
-class _Care:
-    """Everything that one flow process has in hand while it looks after one run."""
 
     def __init__(self, parameters: RunParameters, run: FlowRun, asked: frozenset[str], kind: Kind) -> None:
         assert parameters.slug is not None
@@ -215,6 +150,7 @@ class _Care:
             folder=folder,
             store=store,
             environment=os.environ,
+            hidden=Hidden(_read_secrets, os.environ),
             report=self._report,
             upkeep=self._upkeep,
             page=self._page,
@@ -222,17 +158,14 @@ class _Care:
         self._trainer = kind.trainer(parameters, self._surroundings)
         standing = kind.standing(parameters, store)
         self._report.shown_progress = standing.shown
+        self._report.found_page = lambda: self._page.address
         self._keeper = Keeper(
             slug=self._slug,
             store=store,
             standing=standing,
             owner=owner,
             asked=asked,
-            policy=Policy(
-                interruptions=parameters.interruptions,
-                failures=parameters.failures,
-                no_progress=parameters.no_progress,
-            ),
+            policy=Policy.of(parameters),
             notice_s=parameters.notice_s,
             train=self._as_task,
             say=self._say,
@@ -255,7 +188,7 @@ class _Care:
             if self._ended_elsewhere == "CANCELLING":
                 with connect() as server:
                     cancelled = {"type": "CANCELLED"}
-                    server.set_state(self._run.id, cancelled, message="Cancelled; its worker was gone.")
+                    server.set_state(self._run.id, cancelled, message="Cancelled; its worker did not say so.")
             raise Abort(f"{self._slug} was ended elsewhere: {self._ended_elsewhere}") from None
 
     def _keep(self) -> Decision:
@@ -341,7 +274,7 @@ class _Care:
         trainer = self._trainer
         try:
             keep_telemetry(
-                self._surroundings.store, trainer.telemetry, host=host_name(), secrets=trainer.masked()
+                self._surroundings.store, trainer.telemetry, host=host_name(), secrets=trainer.hidden.values()
             )
         except (RunError, OSError) as error:
             self._report.remark(f"the telemetry file is on {host_name()} only: {error}")
@@ -358,3 +291,8 @@ class _Care:
             self._log.warning("%s is %s and its worker did not say so: stopping", self._slug, state.name)
             self._ended_elsewhere = state.type
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _read_secrets() -> dict[str, str]:
+    with connect(retries=3) as server:
+        return read_secrets(server)

@@ -1,16 +1,17 @@
-"""What can be said of a run before it is scheduled: whether its file takes what is asked, and its bucket."""
+"""What can be said of a run before it is scheduled: of its file and what it is asked, bucket and folder."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.experiment_trainer import experiment_flags
 from flows.parameters import experiment_path
-from flows.trainer import experiment_flags
 from runtime.errors import Rejected, Unavailable
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from flows.parameters import TrainParameters
 
-__all__ = ["check_experiment", "check_shipped", "check_store"]
+__all__ = ["check_experiment", "check_folder", "check_shipped", "check_store"]
 
 NOT_FOR_A_CHECK = ("SEXPGPU_METRICS", "SLUGLINE_LIFELINE_FD")
 MISSING_OR_FORBIDDEN = {401, 403, 404}
@@ -118,3 +119,22 @@ def check_store(location: str | None, environment: Mapping[str, str] | None = No
         status = cause.response["ResponseMetadata"]["HTTPStatusCode"] if isinstance(cause, ClientError) else 0
         if status in MISSING_OR_FORBIDDEN:
             raise Rejected(str(error)) from error
+
+
+def check_folder(folder: str | None) -> None:
+    """Look whether Metrics has the folder; a Metrics out of our reach may be in a worker's.
+
+    Raises:
+        Rejected: it has none.
+    """
+    if folder is None:
+        return
+    from flows.div.api import connect
+    from infra.client.errors import Refused
+
+    try:
+        api = connect()
+    except Rejected:
+        return  # the workers may have the key
+    with api, suppress(Refused, Unavailable):
+        api.check_run(folder=folder, telemetry=None, checks=None)

@@ -1,29 +1,26 @@
-"""One attempt of a shipped command on this host: its directory, its environment, what it prints."""
+"""One attempt of a shipped command on this host: its directory, its environment, its result."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.attempts import Plan
-from flows.background import Every
 from flows.endings import Ended, Ending, classify
-from flows.output import Output
 from flows.run_page import RESULT
 from flows.run_writer import MAX_RESULT_BYTES
 from flows.trainer import HostTrainer, killed_for
 from flows.unpacking import unpacked
-from runtime.errors import Rejected, RunError, Unavailable
+from runtime.errors import Rejected, RunError
 from runtime.events.syvain.settings import metrics_settings
 from runtime.telemetry.followed import open_file
-from runtime.telemetry.masking import Masker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from flows.gpus import Host, Lease
     from flows.ship_parameters import ShipParameters
@@ -33,17 +30,6 @@ __all__ = ["CHECKPOINTS", "CommandTrainer", "checkpoints_of", "is_sexpgpu_run"]
 
 CHECKPOINTS = "checkpoints"
 """Where below its location a command keeps what it resumes from."""
-
-PUMP_S = 0.25
-OF_THE_WORKER = (
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "O41_METRICS_API_KEY",
-    "PREFECT_API_AUTH_STRING",
-    "PREFECT_API_KEY",
-    "SYVAIN_METRICS_API_KEY",
-)
-"""What a command finds in its environment and nobody may read in its log (`env` prints all of it)."""
 
 
 def is_sexpgpu_run(command: Sequence[str]) -> bool:
@@ -61,28 +47,18 @@ def checkpoints_of(location: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class CommandTrainer(HostTrainer):
-    """Runs attempts of a command. `trees` holds what was shipped, `store` is the run's own location.
-
-    `read_secrets` returns all of the organisation's: none of them may be read in what the command prints and
-    writes, nor what they were when an earlier attempt began.
-    """
+    """Runs attempts of a command. `trees` holds what was shipped, `store` is the run's own location."""
 
     parameters: ShipParameters
     store: Store
     trees: Store
-    read_secrets: Callable[[], Mapping[str, str]]
-    _secrets: Mapping[str, str] | None = None
-    _older: dict[str, str] = field(default_factory=dict)
-    _output: Output | None = None
 
     @contextlib.contextmanager
     def made_ready(self, number: int) -> Iterator[Path]:
         """See `HostTrainer.made_ready`: the directory, in which earlier attempts' files are still there."""
         del number
-        secrets = self._newest_secrets()
-        if missing := [name for name in self.parameters.secrets if name not in secrets]:
+        if missing := [name for name in self.parameters.secrets if name not in self.hidden.secrets]:
             raise Rejected(f"there is no secret {missing[0]}: set it with `div secret set {missing[0]}`.")
-        Output.finish_left(self.folder, lambda: Masker(self.masked()))
         self._result.unlink(missing_ok=True)
         self.store.delete([RESULT])
         yield unpacked(self.trees, self.parameters.tree, self.folder)
@@ -92,24 +68,19 @@ class CommandTrainer(HostTrainer):
         return min(1, len(host.gpus)) if self.parameters.gpus is None else self.parameters.gpus
 
     @contextlib.contextmanager
-    def plan(self, number: int, log: Path, ready: Path, leased: Lease) -> Iterator[Plan]:
-        """See `HostTrainer.plan`: what it prints is masked on its way into the log."""
-        output = self._output = Output(self.folder, log, masker=Masker(self.masked()))
-        pump = Every(PUMP_S, output.pump, name="output")
-        pump.start()
+    def plan(self, number: int, output: Path, ready: Path, leased: Lease) -> Iterator[Plan]:
+        """See `HostTrainer.plan`: the run's result is kept when the command has ended."""
         try:
             yield Plan(
                 command=self.parameters.command,
                 folder=ready,
-                log=output.path,
+                log=output,
                 summary=None,
                 environment=self._environment(number, leased),
                 notice_s=self.parameters.notice_s,
                 inherited=leased.descriptors,
             )
         finally:
-            pump.stop(timeout_s=5.0)
-            self._finish(output)
             self._keep_result()
 
     def ended(self, number: int, code: int, *, out_of_memory: bool) -> Ended:
@@ -122,34 +93,9 @@ class CommandTrainer(HostTrainer):
             return Ended(ending=ending, code=code, error=self.report.last_line() or None)
         return Ended(ending=ending, code=code, error=killed_for(code, out_of_memory=out_of_memory))
 
-    def masked(self) -> Mapping[str, str]:
-        """See `HostTrainer.masked`: the organisation's secrets, and the worker's own keys."""
-        ours = {name: value for name in OF_THE_WORKER if (value := self.environment.get(name))}
-        with contextlib.suppress(Rejected):
-            ours["the key of Metrics"] = metrics_settings(self.environment).api_key
-        secrets = self.read_secrets() if self._secrets is None else self._secrets
-        return {**ours, **self._older, **secrets}
-
-    def say(self, text: str) -> None:
-        """See `HostTrainer.say`."""
-        assert self._output is not None
-        self._output.say(text)
-
     @property
     def _result(self) -> Path:
         return self.folder / RESULT
-
-    def _newest_secrets(self) -> Mapping[str, str]:
-        """Return the secrets as they are now, or were when the last attempt began if nobody can say."""
-        before = self._secrets
-        try:
-            self._secrets = self.read_secrets()
-        except Unavailable:
-            if before is None:
-                raise
-        for name, value in (before or {}).items():
-            self._older[f"{name} {hash(value)}"] = value
-        return self._secrets or {}
 
     def _environment(self, number: int, leased: Lease) -> dict[str, str]:
         parameters = self.parameters
@@ -166,7 +112,7 @@ class CommandTrainer(HostTrainer):
             **basic,
             **self._metrics(),
             **parameters.env,
-            **{name: (self._secrets or {})[name] for name in parameters.secrets},
+            **{name: self.hidden.secrets[name] for name in parameters.secrets},
             "PATH": parameters.env.get("PATH", path),
             "DIVERGENT_RESULT_PATH": str(self._result),
             "DIVERGENT_RUN": parameters.slug,
@@ -182,13 +128,6 @@ class CommandTrainer(HostTrainer):
             return {}
         return {"O41_METRICS_HOST": settings.host, "O41_METRICS_API_KEY": settings.api_key}
 
-    def _finish(self, output: Output) -> None:
-        """Copy the last words. Where there is no room for them, how the command ended counts all the same."""
-        try:
-            output.finish()
-        except OSError as error:
-            self.report.remark(f"the end of the log is not kept: {error}")
-
     def _keep_result(self) -> None:
         """Store the run's result where it outlives this host."""
         try:
@@ -202,7 +141,7 @@ class CommandTrainer(HostTrainer):
             self.report.remark(f"{RESULT} is not kept: write at most {MAX_RESULT_BYTES:,} bytes")
             return
         try:
-            self.store.put(RESULT, Masker(self.masked()).mask(data))
+            self.store.put(RESULT, self.hidden.masker().mask(data))
         except RunError as error:
             self.report.remark(f"the run's result is not at its location yet: {error}")
 

@@ -11,7 +11,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
-from flows.server import prefect_client
+from flows.prefect_client import prefect_client
 from flows.ship import ship
 from flows.train import train
 from runtime.errors import RunError

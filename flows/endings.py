@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flows.assignment import RunParameters
+
 __all__ = ["Action", "Decision", "Ended", "Ending", "Policy", "backoff_s", "classify", "decide", "describe"]
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 5.0, 300.0
@@ -70,6 +72,14 @@ class Policy:
     interruptions: int
     failures: int
     no_progress: int
+
+    @classmethod
+    def of(cls, parameters: RunParameters) -> Policy:
+        """Return what a run is asked for. A smaller `no_progress` than a budget would make that one empty."""
+        interruptions, failures = parameters.interruptions, parameters.failures
+        unset = max(1, interruptions, failures)
+        no_progress = unset if parameters.no_progress is None else parameters.no_progress
+        return cls(interruptions=interruptions, failures=failures, no_progress=no_progress)
 
 
 @dataclass(frozen=True, slots=True)

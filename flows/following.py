@@ -6,13 +6,15 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from flows.server import WAITING, connect, since_asked
+from flows.flow_runs import WAITING, since_asked
+from flows.server import connect
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from flows.server import LogLine, Server, State
+    from flows.flow_runs import LogLine, State
+    from flows.server import Server
 
 __all__ = ["follow"]
 

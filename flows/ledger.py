@@ -54,7 +54,7 @@ class Entry:
     """One attempt as its flow process saw it. `trainer` unset: not started, or ended before it was seen.
 
     `ended_ms` unset: it has not ended, or nobody has seen its end. Steps are those of the newest checkpoint
-    (of a command of the user's own: the time of its newest file). `number` is what the run record calls it;
+    (of a command of the user's own: how many files there were). `number` is what the run record calls it;
     one that ended before it claimed the run leaves its number to the next. `ending` unset: what `code` says
     of a `sexpgpu run`. `tries` counts how often in a row the surroundings were at fault.
     """

@@ -65,7 +65,7 @@ class TrainParameters:
 
     `interruptions` is how many kills in a row without a newer checkpoint are resumed at once; `failures`
     how many of the run's own errors are tried again; `no_progress` how many resumes in a row may bring
-    nothing. `notice_s` is the time between SIGTERM and SIGKILL.
+    nothing (unset: as many as the larger of the two). `notice_s` is the time between SIGTERM and SIGKILL.
 
     Raises:
         Rejected: a value that no run can have.
@@ -87,7 +87,7 @@ class TrainParameters:
     targets: tuple[str, ...] = ()
     interruptions: int = 10
     failures: int = 2
-    no_progress: int = 5
+    no_progress: int | None = None
     notice_s: float = 20.0
     work_dir: str | None = None
 

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["Checkpoint", "Curve", "Progress", "Tail"]
+__all__ = ["Checkpoint", "Curve", "Progress", "WholeLines"]
 
 MAX_POINTS = 4_000
 READ_BYTES = 1 << 20
 
 
-class Tail:
+class WholeLines:
     """The whole lines of a growing file, each once. A torn last line waits for its end, up to a MiB.
 
     A file that was removed and begun anew is read from its start.

@@ -12,12 +12,13 @@ import msgspec
 from runtime.checkpoints.store import Missing, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 __all__ = ["PULSE", "Pulse", "Upkeep", "log_name", "read_pulse"]
 
 PULSE = "pulse.json"
+LOGS = "logs/"
 UPLOAD_LIMIT_BYTES = 32 << 20
 HEAD_BYTES = 1 << 20
 UPLOAD_EVERY_S = 30.0
@@ -47,7 +48,7 @@ def read_pulse(store: Store) -> Pulse | None:
 
 def log_name(number: int) -> str:
     """Return the key of an attempt's log at the location."""
-    return f"logs/attempt-{number:04d}.log"
+    return f"{LOGS}attempt-{number:04d}.log"
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class Upkeep:
         self._beat = 0
         self._log: _Log | None = None
         self._left: list[_Log] = []
+        self._earlier: list[_Log] = []
         self._uploaded_at, self._closing = 0.0, False
         self._lock = threading.Lock()
 
@@ -78,6 +80,11 @@ class Upkeep:
                 self._left.append(self._log)
             self._log = _Log(path, log_name(number))
             self._uploaded_at = time.monotonic()
+
+    def catch_up(self, logs: Mapping[int, Path]) -> None:
+        """Upload with the next tick those logs of earlier attempts that the location has not whole."""
+        with self._lock:
+            self._earlier += [_Log(path, log_name(number)) for number, path in logs.items()]
 
     def tick(self) -> None:
         """Write what is due.
@@ -91,6 +98,7 @@ class Upkeep:
         pulse = Pulse(token=self._token, beat=self._beat, at_ms=now_ms, step=step, event_ms=event_ms)
         self._store.put(PULSE, msgspec.json.encode(pulse))
         with self._lock:
+            self._look_for_earlier()
             while self._left:
                 self._upload(self._left[0])
                 self._left.pop(0)
@@ -104,6 +112,14 @@ class Upkeep:
 
     def _due(self) -> bool:
         return time.monotonic() - self._uploaded_at >= UPLOAD_EVERY_S
+
+    def _look_for_earlier(self) -> None:
+        if not self._earlier:
+            return
+        kept = {found.key: found.size_bytes for found in self._store.list(LOGS)}
+        there = [log for log in self._earlier if log.path.exists()]  # somebody may be tidying up
+        self._left += [log for log in there if kept.get(log.name) != _kept_bytes(log.path)]
+        self._earlier = []
 
     def _upload(self, log: _Log) -> None:
         size = log.path.stat().st_size if log.path.exists() else 0
@@ -119,5 +135,14 @@ def _shortened(path: Path, size: int) -> bytes:
         head = file.read(HEAD_BYTES)
         tail_bytes = UPLOAD_LIMIT_BYTES - HEAD_BYTES
         file.seek(size - tail_bytes)
-        cut = size - HEAD_BYTES - tail_bytes
-        return head + f"\n... {cut} bytes left out ...\n".encode() + file.read(tail_bytes)
+        return head + _gap(size) + file.read(tail_bytes)
+
+
+def _kept_bytes(path: Path) -> int:
+    """Return how much is uploaded of a log."""
+    size = path.stat().st_size
+    return size if size <= UPLOAD_LIMIT_BYTES else UPLOAD_LIMIT_BYTES + len(_gap(size))
+
+
+def _gap(size: int) -> bytes:
+    return f"\n... {size - UPLOAD_LIMIT_BYTES} bytes left out ...\n".encode()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flows.endings import describe
 from flows.ledger import Entry, Ledger
 from flows.picture import data_uri, loss_picture
-from flows.progress import Progress, Tail
+from flows.progress import Progress, WholeLines
 from flows.server import connect
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ PAGE_PATTERN = re.compile(r"https?://\S+/dashboard/experiments/[\w%.~-]+")
 class Report:
     """Reads a run's events and its trainer's log, and shows them; every method may be called from any thread.
 
+    `found_page` returns the experiment's page where the log does not name it, "" while nobody knows it.
     Nothing of it can hold up training: log lines go through Prefect's own queue, and artifacts are written
     by a thread that gives up on a server that does not answer and tries again later.
     """
@@ -44,9 +45,10 @@ class Report:
         self.slug, self.flow_run_id = slug, flow_run_id
         self.progress = Progress()
         self.status, self.page, self.ledger = "starting", "", Ledger(slug=slug)
-        self._events, self._log = Tail(events), log
+        self._events, self._log = WholeLines(events), log
         self.shown_progress: Callable[[int], str] = str
-        self._lines: Tail | None = None
+        self.found_page: Callable[[], str] = str
+        self._lines: WholeLines | None = None
         self._last_line = ""
         self._lock = threading.Lock()
         self._shown: dict[str, object] = {}
@@ -54,7 +56,7 @@ class Report:
     def begin(self, log: Path) -> None:
         """Show another attempt's log from now on."""
         with self._lock:
-            self._lines = Tail(log, offset=log.stat().st_size if log.exists() else 0)
+            self._lines = WholeLines(log, offset=log.stat().st_size if log.exists() else 0)
             self._last_line = ""
             self._read_events()
             self.progress.failed = None
@@ -94,18 +96,18 @@ class Report:
             self._forward([line for line in lines if line])
 
     def publish(self) -> None:
-        """Write the artifacts that have changed.
+        """Write the artifacts that have changed; of a run that tells no events, the summary alone.
 
         Raises:
             Unavailable: the Prefect server cannot be reached.
         """
         key = artifact_key(self.slug)
+        wanted: dict[str, tuple[str, object, str]] = {}
         with self._lock:
-            wanted = {
-                f"{key}-progress": ("progress", _percent(self.progress), _headline(self)),
-                f"{key}-loss": ("image", data_uri(_picture(self)), f"Loss of {self.slug}"),
-                key: ("markdown", summary(self), f"Run {self.slug}"),
-            }
+            if self.progress.last_event_ms:
+                wanted[f"{key}-progress"] = ("progress", _percent(self.progress), _headline(self))
+                wanted[f"{key}-loss"] = ("image", data_uri(_picture(self)), f"Loss of {self.slug}")
+            wanted[key] = ("markdown", summary(self), f"Run {self.slug}")
         changed = {name: value for name, value in wanted.items() if self._shown.get(name) != value}
         if not changed:
             return
@@ -136,9 +138,9 @@ def artifact_key(slug: str) -> str:
 
 def summary(report: Report) -> str:
     """Return the run's page in Markdown: how it stands, its attempts, its checkpoints, where to look."""
-    parts = [f"**{_escape(report.status)}** — {_headline(report)}"]
-    if report.page:
-        parts.append(f"[The experiment's page]({report.page})")
+    parts = [f"**{_escape(report.status)}**" + (f" — {told}" if (told := _headline(report)) else "")]
+    if page := report.page or report.found_page():
+        parts.append(f"[The experiment's page]({page})")
     parts.append(_table(("attempt", "host", "started", "from", "kept", "ending"), _attempts(report)))
     newest = report.progress.checkpoints[-CHECKPOINTS_SHOWN:][::-1]
     rows = [(c.step, _time(c.ts_ms), f"{c.seconds:.2f}", f"`{c.path}`") for c in newest]
@@ -173,7 +175,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _headline(report: Report) -> str:
+    """Return how far the run's events are; "" before the first, which a shipped command never tells."""
     progress = report.progress
+    if not progress.last_event_ms:
+        return ""
     parts = [f"step {progress.step}" + (f" of {progress.total}" if progress.total else "")]
     if progress.train_loss.points:
         parts.append(f"train loss {progress.train_loss.points[-1][1]:.4g}")

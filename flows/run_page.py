@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import logging
 import threading
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flows.announcing import Announcer
 from flows.endings import Action
-from flows.run_writer import MAX_RESULT_BYTES, MAX_TEXT_BYTES, Record, RunWriter, TelemetryDestination
+from flows.pushed_log import PushedLog
+from flows.run_writer import MAX_RESULT_BYTES, Record, RunWriter, TelemetryDestination
 from runtime.checkpoints.store import Missing
 from runtime.errors import Rejected, RunError
 from runtime.events.syvain.settings import metrics_settings
@@ -59,8 +59,8 @@ class RunPage:
     ) -> None:
         self._api, self._say, self._announcer = api, say, announcer
         self._said: dict[str, Any] = {"flow_run_id": flow_run_id}
-        self._log: _Pushed | None = None
-        self._left: list[_Pushed] = []
+        self._log: PushedLog | None = None
+        self._left: list[PushedLog] = []
         self._number = 0
         self._last_word: dict[str, Any] = {}
         self._source: _Source | None = None
@@ -82,6 +82,12 @@ class RunPage:
         announcer = Announcer(settings, record) if record.announced else None
         return cls(RunWriter(settings, record), flow_run_id=flow_run_id, say=say, announcer=announcer)
 
+    @property
+    def address(self) -> str:
+        """Where people look at it; "" while no server has been reached."""
+        api = self._api
+        return "" if api is None else api.page
+
     @contextlib.contextmanager
     def follow(
         self,
@@ -91,12 +97,12 @@ class RunPage:
         telemetry: Path,
         secrets: Mapping[str, str],
         say: Callable[[str], None],
-        left: Path | None = None,
+        left: Mapping[int, Path] | None = None,
     ) -> Iterator[None]:
         """Follow attempt `number` while it runs: its log, and the telemetry that it writes.
 
-        `left` is the log of the attempt before, of which its flow process may have died without having told
-        all; unset: there is none.
+        `left` are the logs of attempts before by their numbers, of which their flow processes may have died
+        without having told all; unset: there are none.
         """
         if self._announcer is not None:
             self._announcer.begin()
@@ -109,11 +115,10 @@ class RunPage:
         with self._lock:
             self._number = number
             self._put(state="running", attempt=number, reason=None)
-            if left is not None:
-                self._left.append(_Pushed(number - 1, left))
+            self._left += [PushedLog(before, path) for before, path in (left or {}).items()]
             if self._log is not None:
                 self._left.append(self._log)
-            self._log = _Pushed(number, log)
+            self._log = PushedLog(number, log)
         tail = None if self._source is None else self._source.tail(number)
         if tail is not None:
             tail.start()
@@ -252,39 +257,15 @@ class _Source:
         return TailThread(Tail(self.path, destination, secrets=self.secrets, say=self.say))
 
 
-class _Pushed:
-    """One attempt's log, and how much of it the server has."""
-
-    def __init__(self, number: int, path: Path) -> None:
-        self._number, self._path, self._sent = number, path, 0
-
-    def is_behind(self) -> bool:
-        return self._path.exists() and self._path.stat().st_size > self._sent
-
-    def push(self, api: RunWriter) -> None:
-        while self.is_behind():
-            with self._path.open("rb") as file:
-                file.seek(self._sent)
-                block = file.read(MAX_TEXT_BYTES)
-            # A letter that the block cuts through waits for the next one, the last ones for nobody.
-            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-            text = decoder.decode(block, final=len(block) < 4)
-            if not text:
-                return
-            before = self._sent
-            self._sent = api.append_log(self._number, self._sent, text)
-            if self._sent == before:
-                return
-
-
 def last_word(
     decision: Decision, ledger: Ledger, store: Store, *, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return what the record says of a run that is over."""
     last = ledger.attempts[-1] if ledger.attempts else None
+    done = decision.action is Action.COMPLETE
     return {
-        "state": "done" if decision.action is Action.COMPLETE else "failed",
-        "reason": _short(decision.reason),
+        "state": "done" if done else "failed",
+        "reason": None if done else _short(decision.reason),
         "exit_code": None if last is None else exit_code(last),
         "result": _result(store, say),
     }
@@ -301,7 +282,7 @@ def report_end(record: Record, said: Mapping[str, Any], environment: Mapping[str
     """Say the last word on a run whose flow process could not; where that fails, the log has it."""
     try:
         with contextlib.closing(RunWriter(metrics_settings(environment), record)) as api:
-            api.tell({**said, "reason": _short(said.get("reason") or "") or None})
+            api.tell_from_outside({**said, "reason": _short(said.get("reason") or "") or None})
     except (Rejected, Trouble, Refused) as error:
         logger.info("%s: its page in Metrics was not told: %s", record.slug, error)
 

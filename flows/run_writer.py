@@ -18,13 +18,10 @@ if TYPE_CHECKING:
     from runtime.events.syvain.settings import MetricsSettings
     from runtime.telemetry.destination import Batch
 
-__all__ = ["MAX_RESULT_BYTES", "MAX_TEXT_BYTES", "Record", "RunWriter", "TelemetryDestination"]
+__all__ = ["MAX_RESULT_BYTES", "Record", "RunWriter", "TelemetryDestination"]
 
 MAX_RESULT_BYTES = 262_144
 """What the server keeps of a `result.json`."""
-
-MAX_TEXT_BYTES = 256 << 10
-"""What is appended to a log at once: the server takes 1 MiB."""
 
 REQUEST_S = 5.0
 
@@ -50,7 +47,7 @@ class Record:
 
 
 class RunWriter:
-    """One run's record. Any thread may use it.
+    """One run's record. Any thread may use it. `page` is where people look at it, "" until it was found.
 
     Every method raises `Trouble` when the server cannot be reached or cannot answer now, and `Refused` when
     it will not take it, however often it is sent.
@@ -60,6 +57,7 @@ class RunWriter:
         self._client = Client(settings, timeout_s=REQUEST_S)
         self._record = record
         self._path: str | None = None
+        self.page = ""
         self._newest = 0
         self._begun = 0
         self._ahead = 0
@@ -79,6 +77,12 @@ class RunWriter:
             if (number := said.get("attempt")) is not None:
                 body["attempt"] = self._counted(number)
             self._asked(lambda: self._client.patch(path, body))
+
+    def tell_from_outside(self, said: Mapping[str, Any]) -> None:
+        """Change what the record says, as no attempt; refused if one has begun since the record was found."""
+        with self._lock:
+            path = self._found()
+            self._asked(lambda: self._client.patch(path, {**said, "attempt": self._newest}))
 
     def cursor(self) -> Stored:
         """Return how far the run's telemetry is stored."""
@@ -114,6 +118,12 @@ class RunWriter:
         }
         self._asked(lambda: self._client.post(f"{path}/telemetry", body))
 
+    def log_offset(self, number: int) -> int:
+        """Return how many bytes of the log of attempt `number` are stored."""
+        with self._lock:
+            path, attempt = self._found(), self._counted(number)
+        return int(self._asked(lambda: self._client.get(f"{path}/log/cursor", attempt=attempt))["offset"])
+
     def append_log(self, number: int, offset: int, text: str) -> int:
         """Append to the log of attempt `number` what comes after `offset` bytes; return how many are stored.
 
@@ -140,7 +150,7 @@ class RunWriter:
             run = known[0] if known else None
             if run is None or self._is_of_another_tree(run):
                 run = self._asked(lambda: self._client.post("runs", self._new()))
-            self._newest = int(run["attempt"])
+            self._newest, self.page = int(run["attempt"]), str(run["page"])
             self._path = f"runs/{part(run['id'])}"
         return self._path
 

@@ -8,7 +8,8 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
 
-from flows.server import FLOW, page_base, prefect_client
+from flows.flow_runs import FLOW
+from flows.prefect_client import page_base, prefect_client
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from flows.server import ASKED, AWAITING_RETRY, FLOW, connect, slug_tag
+from flows.flow_runs import ASKED, AWAITING_RETRY, FLOW, slug_tag
+from flows.server import connect
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flows.assignment import RunParameters
-    from flows.server import FlowRun, Server, State
+    from flows.flow_runs import FlowRun, State
+    from flows.server import Server
 
 __all__ = [
     "DEPLOYMENTS",

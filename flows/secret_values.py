@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from prefect.blocks.system import Secret
 from pydantic import SecretStr
 
+from flows.prefect_client import prefect_client
 from flows.secret_names import PREFIX, block_name, check_secret_name, secret_name
-from flows.server import connect, prefect_client
+from flows.server import connect
 from runtime.errors import Rejected
 from runtime.telemetry.masking import check_secret
 

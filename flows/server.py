@@ -1,98 +1,31 @@
-"""The Prefect server, as far as flows ask it: a handful of requests, and its errors in our words."""
+"""The Prefect server, as far as flows ask it: a handful of requests."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import msgspec
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.exceptions import PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFECT_UI_URL, temporary_settings
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from runtime.errors import Rejected, Unavailable
+from flows.flow_runs import FLOWS, FlowRun, LogLine, State, slug_tag
+from flows.prefect_client import RefusedError, page_base, prefect_client, translated
+from runtime.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "ASKED",
-    "AWAITING_RETRY",
-    "FLOW",
-    "FLOWS",
-    "WAITING",
-    "Block",
-    "FlowRun",
-    "LogLine",
-    "Server",
-    "State",
-    "connect",
-    "page_base",
-    "prefect_client",
-    "same_start",
-    "since_asked",
-    "slug_tag",
-]
+    from prefect.client.orchestration import SyncPrefectClient
 
-FLOW = "train"
-FLOWS = (FLOW, "ship")
-"""The flows whose runs are kept alive."""
+__all__ = ["Block", "Server", "connect"]
+
 PAGE = 200
-AWAITING_RETRY = {"type": "SCHEDULED", "name": "AwaitingRetry"}
-ASKED = "Scheduled again by the user."
-"""The message of a state with which a person sets a run back."""
-WAITING = "Waiting"
-"""The name of the Running state in which a run waits for its surroundings."""
 HEARTBEAT = "prefect.flow-run.heartbeat"
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """A flow run's state; `id` is another after every change."""
-
-    id: str
-    type: str
-    name: str
-    timestamp: datetime
-    message: str | None = None
-
-    @property
-    def final(self) -> bool:
-        """Whether Prefect itself will do nothing more."""
-        return self.type in ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
-
-    @property
-    def live(self) -> bool:
-        """Whether Prefect or rescue will still do something: a crashed run is rescued."""
-        return not self.final or self.type == "CRASHED"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowRun:
-    """A flow run, as much of it as we need. `parameters` is what the flow is called with."""
-
-    id: str
-    name: str
-    state: State | None
-    created: datetime
-    deployment_id: str | None = None
-    parameters: dict[str, Any] = field(default_factory=dict)
-    tags: list[str] = field(default_factory=list)
-    expected_start_time: datetime | None = None
-    start_time: datetime | None = None
-    end_time: datetime | None = None
-
-    @property
-    def train(self) -> dict[str, Any]:
-        """The JSON of its `TrainParameters` or `ShipParameters`."""
-        values = self.parameters.get("parameters", {})
-        return values if isinstance(values, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,42 +38,6 @@ class Block:
     data: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
-    """What was logged for a flow run; a traceback makes it many lines."""
-
-    id: str
-    timestamp: datetime
-    message: str
-
-
-def slug_tag(slug: str) -> str:
-    """Return the tag that a slug's flow runs carry."""
-    return f"slug:{slug}"
-
-
-def since_asked(states: Sequence[State]) -> list[State]:
-    """Return those of a run's states, oldest first, that came since a person last scheduled it.
-
-    What has ended for good is scheduled again by a person only; a run that crashed, by rescue too.
-    """
-    for index in range(len(states) - 1, -1, -1):
-        if states[index].message == ASKED:
-            return list(states[index:])
-        if not states[index].live:
-            return list(states[index + 1 :])
-    return list(states)
-
-
-def same_start(states: Sequence[State], state_id: str) -> bool:
-    """Say whether the flow process that began under this state is the newest one of the run's `states`.
-
-    It may call itself waiting, and running again; a later one is scheduled first.
-    """
-    at = next((index for index, state in enumerate(states) if state.id == state_id), None)
-    return at is not None and all(state.type == "RUNNING" for state in states[at:])
-
-
 @contextlib.contextmanager
 def connect(*, retries: int | None = None) -> Iterator[Server]:
     """Talk to the server of `PREFECT_API_URL`; `retries` unset: as often as Prefect's settings say.
@@ -151,27 +48,6 @@ def connect(*, retries: int | None = None) -> Iterator[Server]:
     updates = {} if retries is None else {PREFECT_CLIENT_MAX_RETRIES: retries}
     with temporary_settings(updates), prefect_client() as client:
         yield Server(client)
-
-
-@contextlib.contextmanager
-def prefect_client() -> Iterator[SyncPrefectClient]:
-    """Prefect's own client for what is easier said with it; its errors are ours.
-
-    Raises:
-        Rejected: no server is set (Prefect would start one of its own, which no worker asks), or it refuses.
-        Unavailable: the server cannot be reached, or is starting.
-    """
-    if not PREFECT_API_URL.value():
-        raise Rejected(
-            "PREFECT_API_URL is not set: start the local stack with `slugline up`, or name a server's /api."
-        )
-    with _translated(), get_client(sync_client=True) as client:
-        yield client
-
-
-def page_base() -> str:
-    """Return the address of Prefect's pages."""
-    return PREFECT_UI_URL.value() or str(PREFECT_API_URL.value()).removesuffix("/api")
 
 
 class Server:
@@ -251,7 +127,7 @@ class Server:
         """
         try:
             return self._ask("GET", f"/deployments/name/{name}", None, _Id).id
-        except _RefusedError as error:
+        except RefusedError as error:
             if error.status == httpx.codes.NOT_FOUND:
                 raise Rejected(
                     f"no deployment {name!r}: make it with `python -m flows.deploy --pool NAME`."
@@ -339,7 +215,7 @@ class Server:
         """Delete a block; one that is gone is no error."""
         try:
             self._send("DELETE", f"/block_documents/{block_id}", None)
-        except _RefusedError as error:
+        except RefusedError as error:
             if error.status != httpx.codes.NOT_FOUND:
                 raise
 
@@ -363,39 +239,8 @@ class Server:
         return _decode(self._send(method, path, body).content, kind)
 
     def _send(self, method: Any, path: Any, body: Any) -> httpx.Response:
-        with _translated():
+        with translated():
             return self._client.request(method, path, json=body)
-
-
-class _RefusedError(Rejected):
-    """A 4xx reply."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self.status = response.status_code
-        path = response.request.url.path
-        super().__init__(f"Prefect refuses {path} with {response.status_code}: {response.text[:500]}")
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except PrefectHTTPStatusError as error:
-        if error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-            raise _away(f"answered {error.response.status_code}") from error
-        raise _RefusedError(error.response) from error
-    except httpx.TransportError as error:
-        raise _away(f"does not answer ({type(error).__name__})") from error
-    except (json.JSONDecodeError, msgspec.MsgspecError) as error:
-        raise Rejected(
-            f"{PREFECT_API_URL.value()} does not answer like Prefect's API ({error}): "
-            "PREFECT_API_URL must be a server's address with /api."
-        ) from error
-
-
-def _away(how: str) -> Unavailable:
-    address = PREFECT_API_URL.value()
-    return Unavailable(f"the Prefect server at {address} {how}: start it, or set PREFECT_API_URL.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,5 +269,5 @@ class _Events:
 
 
 def _decode(content: bytes, kind: type[T]) -> T:
-    with _translated():
+    with translated():
         return msgspec.json.decode(content, type=kind)

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 from prefect import flow
 from prefect.client.schemas.objects import State  # noqa: TC002 - Prefect reads the annotations
 
-from flows.care import keep_run
 from flows.command import CHECKPOINTS, CommandTrainer, checkpoints_of, is_sexpgpu_run
-from flows.secret_values import read_secrets
-from flows.server import connect
+from flows.flow_body import keep_run
 from flows.ship_parameters import ShipParameters  # noqa: TC001 - Prefect reads the annotations
 from flows.standing import Files, Inside
 from flows.trees import trees_location
@@ -45,18 +43,13 @@ class Commands:
 
     def trainer(self, parameters: ShipParameters, surroundings: Surroundings) -> CommandTrainer:
         """See `Kind.trainer`."""
-
-        def secrets() -> dict[str, str]:
-            with connect(retries=3) as server:
-                return read_secrets(server)
-
         return CommandTrainer(
             parameters=parameters,
             store=surroundings.store,
             trees=open_store(parameters.trees or trees_location(os.environ), os.environ),
-            read_secrets=secrets,
             folder=surroundings.folder,
             environment=surroundings.environment,
+            hidden=surroundings.hidden,
             report=surroundings.report,
             upkeep=surroundings.upkeep,
             page=surroundings.page,

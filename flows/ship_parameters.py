@@ -48,7 +48,7 @@ class ShipParameters:
     retries: int = 0
     location: str | None = None
     interruptions: int = 10
-    no_progress: int = 5
+    no_progress: int | None = None
     notice_s: float = 20.0
     work_dir: str | None = None
 
@@ -113,7 +113,7 @@ def _check_environment(env: Mapping[str, str], secrets: tuple[str, ...]) -> None
 
 def _check_variable(name: str) -> None:
     if not VARIABLE.fullmatch(name):
-        raise Rejected(f"--env takes NAME=VALUE, and a name of letters, digits and _, got {name!r}.")
+        raise Rejected(f"--env takes K=V, and K is of letters, digits and _, got {name!r}.")
     _check_reserved(name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import mmap
@@ -18,9 +19,11 @@ from blake3 import blake3
 
 from flows.ignoring import DIVIGNORE, Ignoring, ignoring
 from flows.trees import MAX_TREE_BYTES, MAX_TREE_ENTRIES, Entry, Kind, digest_of, listing_name, object_name
-from runtime.errors import Rejected
+from runtime.errors import Rejected, Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from runtime.checkpoints.store import Store
 
 __all__ = ["Tree", "copy_tree", "pack", "read_tree", "ship", "store_tree"]
@@ -30,6 +33,16 @@ LEVEL = 3
 """Of compression: source code comes out 5 % larger than with the best one, in a third of the time."""
 TRIES = 3
 NUM_NAMED = 5
+ANOTHER_NOW = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EINVAL,
+    errno.ELOOP,
+    errno.ENXIO,
+    errno.ESTALE,
+)
+"""What the system says of what is gone, or no file, folder or link any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +60,7 @@ class Tree:
 
 
 class Changed(Exception):
-    """A file is another one than a moment ago; its text is the file's path."""
+    """A file or folder is another one than a moment ago; its text is the path."""
 
 
 def ship(root: Path, store: Store) -> tuple[Tree, bool]:
@@ -55,7 +68,7 @@ def ship(root: Path, store: Store) -> tuple[Tree, bool]:
 
     Raises:
         Rejected: it cannot be shipped as it is (see `read_tree`), or changes again and again meanwhile.
-        Unavailable: the store cannot be reached.
+        Unavailable: the store cannot be reached, or there is no room to pack in.
     """
     changed = ""
     for _ in range(TRIES):
@@ -110,18 +123,31 @@ def store_tree(tree: Tree, store: Store) -> bool:
 
     Raises:
         Changed: a file is no longer what was read.
-        Unavailable: the store cannot be reached.
+        Unavailable: the store cannot be reached, or there is no room to pack in.
     """
     key = object_name(tree.digest)
     if any(held.key == key for held in store.list(key)):
         return False
-    with tempfile.TemporaryFile() as file:
-        pack(tree, file)
-        file.flush()
+    with _packed(tree) as file:
         store.put(listing_name(tree.digest), msgspec.json.encode(tree.entries))
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             store.put(key, view)  # last: what it names is whole
     return True
+
+
+@contextlib.contextmanager
+def _packed(tree: Tree) -> Iterator[BinaryIO]:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            pack(tree, file)
+            file.flush()
+        except OSError as error:  # of the files that are read, everything is told otherwise
+            folder = tempfile.tempdir or "any directory"  # unset: none was found
+            raise Unavailable(
+                f"there is no packing in {folder} ({error.strerror}): make room, or set TMPDIR."
+            ) from error
+        yield file
 
 
 def copy_tree(digest: str, source: Store, target: Store) -> bool:
@@ -164,7 +190,8 @@ class _Walk:
             )
 
     def _walk(self, folder: Path, prefix: str, ignored: Ignoring) -> None:
-        ignored = ignored.reading(folder)
+        with _as_ours(folder):
+            ignored = ignored.reading(folder)
         empty = True
         for item in _listed(folder):
             empty = False
@@ -182,10 +209,8 @@ class _Walk:
             self.found.append(_Found(path=prefix.rstrip("/"), mode=stat.S_IFDIR))
 
     def _take(self, item: os.DirEntry[str], path: str) -> None:
-        try:
+        with _as_ours(path):
             about = item.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return  # deleted since the listing began
         if stat.S_ISREG(about.st_mode):
             self.found.append(_Found(path=path, mode=about.st_mode, size_bytes=about.st_size))
         elif stat.S_ISLNK(about.st_mode):
@@ -193,11 +218,21 @@ class _Walk:
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    with _as_ours(folder), os.scandir(folder) as items:
+        return list(items)
+
+
+@contextlib.contextmanager
+def _as_ours(path: Path | str) -> Iterator[None]:
+    """What the system says of a file or folder, in our words: it is another one now, or cannot be read."""
     try:
-        with os.scandir(folder) as items:
-            return list(items)
+        yield
     except OSError as error:
-        raise Rejected(f"{folder} cannot be read ({error.strerror}): leave it out in {DIVIGNORE}.") from error
+        if error.errno in ANOTHER_NOW:
+            raise Changed(path) from None
+        raise Rejected(
+            f"{path} cannot be read ({error.strerror}): correct its mode, or leave it out in {DIVIGNORE}."
+        ) from error
 
 
 def _check_name(path: str) -> None:
@@ -253,10 +288,8 @@ def _entry(root: Path, item: _Found) -> Entry:
 
 
 def _link(root: Path, path: str) -> str:
-    try:
+    with _as_ours(path):
         target = str((root / path).readlink())
-    except OSError:
-        raise Changed(path) from None
     _check_name(target)
     if target.startswith("/"):
         raise Rejected(
@@ -277,20 +310,14 @@ class _Read:
 
     def __init__(self, root: Path, path: str) -> None:
         self._path = path
-        try:
+        with _as_ours(path):
             # Never a link that took its place; a pipe would be waited for.
             descriptor = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # gone, or no file any more
-                raise Changed(path) from None
-            raise Rejected(
-                f"{path} cannot be read ({error.strerror}): correct its mode, or leave it out in {DIVIGNORE}."
-            ) from error
-        self._file = os.fdopen(descriptor, "rb", buffering=0)
         self._before = os.fstat(descriptor)
         if not stat.S_ISREG(self._before.st_mode):
-            self._file.close()
+            os.close(descriptor)
             raise Changed(path)
+        self._file = os.fdopen(descriptor, "rb")
         self.kind: Kind = "executable" if self._before.st_mode & stat.S_IXUSR else "file"
         self.size_bytes = self._before.st_size
         self._left = self.size_bytes
@@ -303,11 +330,13 @@ class _Read:
         self._file.close()
 
     def read(self, size: int = CHUNK_BYTES, /) -> bytes:
-        """Return the next bytes, at most `size`; nothing at the end."""
+        """Return the next `size` bytes, or all that are left; nothing at the end."""
         if not self._left:
             return b""
-        data = self._file.read(min(size, self._left))
-        if not data:
+        size = min(size, self._left)
+        with _as_ours(self._path):
+            data = self._file.read(size)
+        if len(data) < size:
             raise Changed(self._path)  # it got shorter
         self._left -= len(data)
         self._hash.update(data)

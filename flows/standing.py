@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from runtime.checkpoints.record import read_record
+from runtime.checkpoints.store import Missing
 
 if TYPE_CHECKING:
     from runtime.checkpoints.store import Store
 
 __all__ = ["End", "Files", "Inside", "Recorded", "Standing"]
 
-COUNTED = 1_000_000
+SEEN = "seen.json"
+"""Where at the location is kept of which objects a command's progress was made."""
+
 CODES = {"done": 0, "failed": 1, "interrupted": 128 + signal.SIGTERM}
 
 
@@ -88,10 +93,17 @@ class Recorded:
         )
 
 
-class Files:
-    """What a command has put below `prefix`: progress is its newest object's time, by the store's clock.
+class _Seen(msgspec.Struct):
+    """Digests of the names of all objects that there ever were."""
 
-    A file that was replaced counts as one that is new: many a script keeps its checkpoint in one file.
+    names: set[str]
+
+
+class Files:
+    """What a command has put below `prefix`: progress is how many objects there ever were, by their names.
+
+    One that was replaced is not new: of a command that is killed while it writes, it may be the same half of
+    a file each time. What was seen lies at the location, so that every flow process knows it.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -102,26 +114,31 @@ class Files:
         return None
 
     def progress(self) -> int:
-        """Return the newest object's time in epoch milliseconds, and how many there are in six digits more.
-
-        Many a store's clock ticks once a second only.
-        """
-        newest_ms = count = 0
-        for found in self._store.list(self._prefix):
-            newest_ms, count = max(newest_ms, found.modified_ms), count + 1
-        return newest_ms * COUNTED + min(count, COUNTED - 1)
+        """Return how many objects there ever were."""
+        seen = self._seen()
+        names = {_digest(found.key) for found in self._store.list(self._prefix)}
+        if not names <= seen:
+            seen |= names
+            self._store.put(SEEN, msgspec.json.encode(_Seen(seen), order="deterministic"))
+        return len(seen)
 
     def shown(self, progress: int) -> str:
-        """Return how many files there are, and when the newest came."""
-        newest_ms, count = divmod(progress, COUNTED)
-        if not count:
-            return "nothing"
-        at = datetime.fromtimestamp(newest_ms / 1000, UTC)
-        return f"{count} files, newest {at:%Y-%m-%d %H:%M:%S}"
+        """Return how many files there were."""
+        return f"{progress} file{'s' * (progress != 1)}" if progress else "nothing"
 
     def end(self) -> End | None:
         """Return nothing: how a command ended that nobody saw end is not known."""
         return None
+
+    def _seen(self) -> set[str]:
+        try:
+            return msgspec.json.decode(self._store.get(SEEN)[0], type=_Seen).names
+        except (Missing, msgspec.DecodeError):  # a stranger's is replaced
+            return set()
+
+
+def _digest(name: str) -> str:
+    return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 class Inside:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from prefect import flow
 from prefect.client.schemas.objects import State  # noqa: TC002 - Prefect reads the annotations
 
-from flows.care import keep_run
+from flows.experiment_trainer import CommandOf, SexpgpuTrainer, sexpgpu_command
+from flows.flow_body import keep_run
 from flows.parameters import TrainParameters  # noqa: TC001 - Prefect reads the annotations
 from flows.standing import Recorded
-from flows.trainer import CommandOf, SexpgpuTrainer, sexpgpu_command
 from flows.trees import trees_location
 from runtime.checkpoints.location import open_store
 
@@ -50,6 +50,7 @@ class Experiments:
             trees=trees,
             folder=surroundings.folder,
             environment=surroundings.environment,
+            hidden=surroundings.hidden,
             report=surroundings.report,
             upkeep=surroundings.upkeep,
             page=surroundings.page,

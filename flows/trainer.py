@@ -1,80 +1,57 @@
-"""One attempt of a run on this host: the command line, the GPUs, the files, and how it ended."""
+"""One attempt of a run on this host: the GPUs, the files, what it prints, and what follows it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from flows.attempts import Attempt, Plan
+from flows.background import Every
 from flows.endings import Ended, Ending, classify
 from flows.gpus import Host, Lease, lease
-from flows.parameters import TrainParameters, experiment_path, file_name
-from flows.unpacking import unpacked
+from flows.output import Output
+from flows.parameters import file_name
 from runtime.errors import Rejected, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from flows.assignment import RunParameters
+    from flows.hidden import Hidden
     from flows.processes import ProcessId
     from flows.pulse import Upkeep
     from flows.report import Report
     from flows.run_page import RunPage
-    from runtime.checkpoints.store import Store
 
-__all__ = [
-    "TELEMETRY",
-    "CommandOf",
-    "HostTrainer",
-    "SexpgpuTrainer",
-    "experiment_flags",
-    "killed_for",
-    "oom_kills",
-    "sexpgpu_command",
-    "work_folder",
-]
+__all__ = ["TELEMETRY", "HostTrainer", "killed_for", "oom_kills", "work_folder"]
 
 DEFAULT_WORK_DIR = "~/.local/state/slugline"
 
 TELEMETRY = "telemetry.jsonl"
-
-
-class CommandOf(Protocol):
-    """Makes an attempt's command line: `sexpgpu_command`, or a test's."""
-
-    def __call__(
-        self,
-        parameters: TrainParameters,
-        *,
-        experiment: Path,
-        events: Path,
-        targets: Sequence[str],
-        num_gpus: int,
-    ) -> list[str]:
-        """Return the program and its arguments."""
-        ...
+PUMP_S = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
 class HostTrainer(ABC):
     """Runs attempts on this host, on leased GPUs. `folder` keeps the run's files and logs here.
 
-    What is run, and what its exit code means, is a subclass's. `page` unset: the run has none.
+    What is run, and what its exit code means, is a subclass's. What it prints goes into the log masked: none
+    of the `hidden` values may be read there. `page` unset: the run has none.
     """
 
     folder: Path
     environment: Mapping[str, str]
+    hidden: Hidden
     report: Report
     upkeep: Upkeep
     page: RunPage | None = None
     _is_first: bool = True
+    _output: Output | None = None
 
     def __call__(self, number: int, started: Callable[[ProcessId | None], None]) -> Ended:
         """Run attempt `number` to its end."""
@@ -82,6 +59,8 @@ class HostTrainer(ABC):
         self.report.begin(log)
         oom_before = oom_kills()
         try:
+            self.hidden.renew()
+            Output.finish_left(self.folder, self.hidden.masker)
             with self.made_ready(number) as ready:
                 host = Host.from_environment(self.environment)
                 with lease(self.num_gpus(host), host, on_wait=self.report.say) as leased:
@@ -108,20 +87,17 @@ class HostTrainer(ABC):
         """Return how many GPUs of `host` the attempt needs."""
 
     @abstractmethod
-    def plan(self, number: int, log: Path, ready: Path, leased: Lease) -> AbstractContextManager[Plan]:
-        """Say what is started, and look after what it prints while it runs."""
+    def plan(self, number: int, output: Path, ready: Path, leased: Lease) -> AbstractContextManager[Plan]:
+        """Say what is started, which writes what the log is made of to `output`, and tidy up after it."""
 
     @abstractmethod
     def ended(self, number: int, code: int, *, out_of_memory: bool) -> Ended:
         """Say how the attempt ended whose wait status is `code`."""
 
-    def masked(self) -> Mapping[str, str]:
-        """Return what must not be read in the run's telemetry, each value by a name for it."""
-        return {}
-
     def say(self, text: str) -> None:
         """Put a line into the run's log."""
-        self.report.remark(text)
+        assert self._output is not None
+        self._output.say(text)
 
     @property
     def telemetry(self) -> Path:
@@ -143,13 +119,33 @@ class HostTrainer(ABC):
         started: Callable[[ProcessId | None], None],
     ) -> int:
         # Leaving the block by whatever way stops the trainer, and leaves no process behind.
-        with self.plan(number, log, ready, leased) as plan, self._followed(number, log), Attempt(plan) as run:
-            if (left := self._left(number)) is not None:
-                self.upkeep.follow(left, number - 1)
+        with (
+            self._copied(log) as output,
+            self.plan(number, output, ready, leased) as plan,
+            self._followed(number, log),
+            Attempt(plan) as run,
+        ):
+            self.upkeep.catch_up(self._left(number))
             self.upkeep.follow(log, number)
             self._is_first = False
             started(run.process())
             return run.wait()
+
+    @contextlib.contextmanager
+    def _copied(self, log: Path) -> Iterator[Path]:
+        """Copy what the attempt prints, masked, into its log; give the file that it prints to."""
+        output = self._output = Output(self.folder, log, masker=self.hidden.masker())
+        pump = Every(PUMP_S, output.pump, name="output")
+        pump.start()
+        try:
+            yield output.path
+        finally:
+            pump.stop(timeout_s=5.0)
+            try:
+                output.finish()
+            except OSError as error:
+                # Where there is no room for the last words, how the attempt ended counts all the same.
+                self.report.remark(f"the end of the log is not kept: {error}")
 
     @contextlib.contextmanager
     def _followed(self, number: int, log: Path) -> Iterator[None]:
@@ -160,7 +156,7 @@ class HostTrainer(ABC):
             number,
             log=log,
             telemetry=self.telemetry,
-            secrets=self.masked(),
+            secrets=self.hidden.values(),
             say=self.say,
             left=self._left(number),
         ):
@@ -169,78 +165,12 @@ class HostTrainer(ABC):
     def _log(self, number: int) -> Path:
         return self.folder / f"attempt-{number:04d}.log"
 
-    def _left(self, number: int) -> Path | None:
-        """Return the log that a flow process which died may not have told whole; unset: there is none."""
-        before = self._log(number - 1)
-        return before if self._is_first and before.exists() else None
-
-
-@dataclass(slots=True, kw_only=True)
-class SexpgpuTrainer(HostTrainer):
-    """Runs attempts of an experiment file, as its parameters say. `trees` holds what was shipped."""
-
-    parameters: TrainParameters
-    command: CommandOf
-    trees: Store | None = None
-
-    @contextlib.contextmanager
-    def made_ready(self, number: int) -> Iterator[Path]:
-        """See `HostTrainer.made_ready`: the experiment file, in what was shipped or on this host."""
-        del number
-        parameters = self.parameters
-        if parameters.tree is None:
-            yield experiment_path(parameters.experiment)
-            return
-        assert self.trees is not None
-        yield unpacked(self.trees, parameters.tree, self.folder) / parameters.experiment
-
-    def num_gpus(self, host: Host) -> int:
-        """See `HostTrainer.num_gpus`."""
-        if self.parameters.device == "cpu":
-            return 0
-        return min(1, len(host.gpus)) if self.parameters.gpus is None else self.parameters.gpus
-
-    @contextlib.contextmanager
-    def plan(self, number: int, log: Path, ready: Path, leased: Lease) -> Iterator[Plan]:
-        """See `HostTrainer.plan`."""
-        command = self.command(
-            self.parameters,
-            experiment=ready,
-            events=self.folder / "events.jsonl",
-            targets=self._targets(),
-            num_gpus=len(leased.gpus),
-        )
-        yield Plan(
-            command=command,
-            folder=self.folder,
-            log=log,
-            summary=self._summary(number),
-            environment=self.basic_environment(leased),
-            notice_s=self.parameters.notice_s,
-            inherited=leased.descriptors,
-        )
-
-    def ended(self, number: int, code: int, *, out_of_memory: bool) -> Ended:
-        """See `HostTrainer.ended`."""
-        ending = classify(code)
-        last_line = self.report.last_line()
-        if ending is Ending.DONE:
-            return Ended(ending=ending, code=code, unsent=_unsent(self._summary(number)))
-        if ending is Ending.FAILED:
-            step, error = self.report.progress.failed or (None, last_line)
-            return Ended(ending=ending, code=code, step=step, error=error)
-        if ending in (Ending.REJECTED, Ending.UNAVAILABLE):
-            return Ended(ending=ending, code=code, error=last_line)
-        return Ended(ending=ending, code=code, error=killed_for(code, out_of_memory=out_of_memory))
-
-    def _summary(self, number: int) -> Path:
-        return self.folder / f"attempt-{number:04d}.json"
-
-    def _targets(self) -> tuple[str, ...]:
-        of_worker = self.environment.get("SLUGLINE_TARGETS", "").split()
-        return tuple(
-            dict.fromkeys([*of_worker, *self.parameters.targets])
-        )  # one that both name is meant once
+    def _left(self, number: int) -> dict[int, Path]:
+        """Return the logs here that flow processes which died may not have told whole, by attempt."""
+        if not self._is_first:
+            return {}
+        # By name, not by a pattern: an experiment's own files lie here too.
+        return {before: log for before in range(1, number) if (log := self._log(before)).exists()}
 
 
 def killed_for(code: int, *, out_of_memory: bool) -> str | None:
@@ -265,59 +195,6 @@ def work_folder(parameters: RunParameters, environment: Mapping[str, str]) -> Pa
             f"the folder {folder} cannot be made on this host ({error.strerror}): set SLUGLINE_WORK_DIR."
         ) from error
     return folder
-
-
-def sexpgpu_command(
-    parameters: TrainParameters, *, experiment: Path, events: Path, targets: Sequence[str], num_gpus: int
-) -> list[str]:
-    """Return the command line of `sexpgpu run` for these parameters."""
-    flags = {
-        "--slug": parameters.slug,
-        "--location": parameters.location,
-        "--folder": parameters.folder,
-        "--devices": ",".join(map(str, range(num_gpus))) if num_gpus > 1 else None,
-        "--notice": f"{parameters.notice_s:g}",
-    }
-    return [
-        # The script beside our interpreter: the working folder is no place to import from.
-        str(Path(sys.executable).with_name("sexpgpu")),
-        "run",
-        str(experiment),
-        "--json",
-        *_given(flags),
-        *experiment_flags(parameters),
-        *(f"--metrics={target}" for target in (f"jsonl:{events}", *targets)),
-    ]
-
-
-def experiment_flags(parameters: TrainParameters) -> list[str]:
-    """Return the flags that say what of the file is trained, which `sexpgpu run` and `check` both take."""
-    flags = {
-        "--variant": parameters.variant,
-        "--steps": parameters.steps,
-        "--eval-every": parameters.eval_every,
-        "--device": parameters.device,
-    }
-    knobs = dict(parameters.knobs)
-    if parameters.precision is not None:
-        knobs["precision"] = parameters.precision
-    return [*_given(flags), *(f"--knob={name}={_knob_text(value)}" for name, value in knobs.items())]
-
-
-def _given(flags: Mapping[str, object]) -> list[str]:
-    return [f"{flag}={value}" for flag, value in flags.items() if value is not None]
-
-
-def _unsent(summary: Path) -> int:
-    """Return how many events Metrics had not taken, as the trainer's summary says; 0 without one."""
-    try:
-        return int(json.loads(summary.read_bytes().splitlines()[-1])["unsent"])
-    except (OSError, ValueError, IndexError, KeyError, TypeError):
-        return 0
-
-
-def _knob_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def oom_kills() -> int:

@@ -92,13 +92,21 @@ class RunsApi(Client):
         finally:
             response.close()
 
-    def check_files(self, *, telemetry: str | None, checks: str | None) -> None:
-        """See whether a run could be made with these texts of `telemetry.toml` and `checks.toml`.
+    def check_run(self, *, folder: str | None, telemetry: str | None, checks: str | None) -> None:
+        """See whether a run could be made in this folder, with these `telemetry.toml` and `checks.toml`.
 
         Raises:
-            Refused: it could not.
+            Rejected: there is no such folder.
+            Refused: one of the files cannot be read.
         """
-        self.post("runs/check", {"telemetry": telemetry, "checks": checks})
+        try:
+            self.post("runs/check", {"folder": folder, "telemetry": telemetry, "checks": checks})
+        except Refused as refused:
+            if refused.code != "folder_not_found":
+                raise
+            raise Rejected(
+                f"--folder: {refused}; syvain-metrics folder create --parents PATH makes one"
+            ) from refused
 
     def create(self, new: Mapping[str, Any]) -> dict[str, Any]:
         """Make a run, or launch the one of its slug again, and return it."""
@@ -206,7 +214,7 @@ def _use_stack(unset: Rejected) -> None:
     """Point this process at the stack of this machine.
 
     Raises:
-        Rejected: it is not up; then what is unset is the better news.
+        Rejected: it is not up; what is unset is said first.
     """
     from flows.stack import use_stack
 
@@ -215,4 +223,4 @@ def _use_stack(unset: Rejected) -> None:
     try:
         use_stack()
     except Rejected:
-        raise unset from None
+        raise Rejected(f"{unset}, or start a stack on this machine: slugline up") from None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flows.ship_parameters import ShipParameters
     from flows.shipping import Tree
 
-__all__ = ["OPTIONS", "Ended", "run"]
+__all__ = ["OPTIONS", "EndSeen", "run"]
 
 COMMAND = "div run"
 UNREADABLE = ("telemetry_unreadable", "checks_unreadable")
@@ -78,8 +78,8 @@ def run(
         "command": tuple(command),
         "slug": slug,
         "folder": folder,
-        "telemetry": _text(telemetry or root / LAYOUT, must_be=telemetry is not None),
-        "checks": _text(root / CHECKS, must_be=False),
+        "telemetry": _text("telemetry", telemetry or root / LAYOUT, must_be=telemetry is not None),
+        "checks": _text("checks", root / CHECKS, must_be=False),
         "env": _variables(env or ()),
         "secrets": tuple(secret or ()),
         "gpus": gpus,
@@ -95,7 +95,7 @@ def run(
     from flows.div.api import connect
 
     with connect() as api:
-        _check_files(api, asked)
+        _check_run(api, asked)
         parameters, tree = _ship(root, asked)
         if cron is not None:
             _schedule_cron(parameters, cron)
@@ -107,21 +107,24 @@ def run(
         if following:
             from flows.div.logs import follow
 
-            code = follow(api, name, attempt=made["attempt"] + 1, when_quiet=Ended(api, name))
+            code = follow(api, name, attempt=made["attempt"] + 1, when_quiet=EndSeen(api, name))
             raise typer.Exit(code)
 
 
-def _text(path: Path, *, must_be: bool) -> str | None:
+def _text(name: str, path: Path, *, must_be: bool) -> str | None:
+    """Return the text of one of the two files, which the server reads: it takes no other than UTF-8."""
+    from runtime.telemetry.layout import LayoutError, file_text
+
     try:
-        return path.read_text(encoding="utf-8")
+        return file_text(name, path.read_bytes())
     except FileNotFoundError:
         if must_be:
             raise Rejected(
                 f"there is no file {path}: name the one that lays out the run's telemetry."
             ) from None
         return None
-    except UnicodeDecodeError:
-        raise Rejected(f"{path} is no UTF-8 text: save it as one.") from None
+    except LayoutError as error:
+        raise Rejected(str(error)) from error
     except OSError as error:
         raise Rejected(f"{path} cannot be read ({error.strerror}): name a file.") from error
 
@@ -136,10 +139,10 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _check_files(api: RunsApi, asked: Mapping[str, Any]) -> None:
-    """Have the server read the two files before anything is shipped."""
+def _check_run(api: RunsApi, asked: Mapping[str, Any]) -> None:
+    """Have the server read the two files and find the folder before anything is shipped."""
     with _refusals():
-        api.check_files(telemetry=asked["telemetry"], checks=asked["checks"])
+        api.check_run(folder=asked["folder"], telemetry=asked["telemetry"], checks=asked["checks"])
 
 
 @contextmanager
@@ -233,7 +236,7 @@ def _print(fields: Mapping[str, str], *, following: bool) -> None:
         say(f"{name:<7}  {shown(value)}")
 
 
-class Ended:
+class EndSeen:
     """Looks, while a run says nothing, whether Prefect knows that it is over, and tells its page.
 
     A flow process that cannot even start says nothing to anybody else.
@@ -252,4 +255,5 @@ class Ended:
             self._seen = 0 if view.live else self._seen + 1
             if self._seen > PATIENCE:
                 state = ENDED.get(view.state, "failed")
-                self._api.tell(self._name, {"state": state, "reason": view.message or view.state})
+                reason = None if state == "done" else view.message or view.state
+                self._api.tell(self._name, {"state": state, "reason": reason})

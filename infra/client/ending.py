@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -13,7 +14,10 @@ from runtime.errors import RunError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["run_and_exit"]
+__all__ = ["run_and_exit", "unusable"]
+
+_FULL = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
+"""Of a write whose file nobody names: standard output."""
 
 
 def run_and_exit(app: typer.Typer, program: str, argv: Sequence[str] | None) -> None:
@@ -43,13 +47,21 @@ def _run(app: typer.Typer, program: str, argv: list[str]) -> int:
             raise
         return _nobody_reads()
     except OSError as error:
-        # A file of the user's, or standard output where a disk is full.
-        if error.filename is None:
+        if error.filename is None and error.errno in _FULL:
             _nobody_reads()
-        what = "standard output" if error.filename is None else os.fsdecode(error.filename)
-        text = f"{what} cannot be used: {error.strerror or error}"
-        return _end(program, text, Unavailable.exit_code)
+        return _end(program, unusable(error), Unavailable.exit_code)
     return code
+
+
+def unusable(error: OSError) -> str:
+    """Say in one line what of the surroundings a command could not use."""
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
+    if error.errno == errno.ENOENT:
+        return "the working directory is gone: change to one that exists"
+    if error.errno in _FULL:
+        return f"standard output cannot be used: {error.strerror}"
+    return error.strerror or str(error)
 
 
 def _nobody_reads() -> int:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["compact", "print_fields", "print_json", "print_table", "print_text", "say", "shown", "time_of"]
 
+MAX_WHOLE_CELL = 36
+"""Columns of a terminal: so much of a cell is never broken; an id is that long."""
+
 
 def say(text: str) -> None:
     """Tell the user something on standard error."""
@@ -47,11 +50,17 @@ def _print_to_look_at(columns: Sequence[str], texts: Sequence[Sequence[str]]) ->
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    needed = 0
+    for column, *cells in zip(columns, *texts, strict=True):
+        width = max(map(_width, (column, *cells)))
+        # A number, a state, a time or an id in pieces is none; a terminal that is too narrow breaks the line.
+        whole = width <= MAX_WHOLE_CELL
+        table.add_column(column, overflow="fold", no_wrap=whole)
+        needed += width + 2 if whole else MAX_WHOLE_CELL
     for row in texts:
         table.add_row(*map(Text, row))
     console = Console(file=sys.stdout, highlight=False)
+    console.width = max(console.width, needed)
     with console.capture() as printed:
         console.print(table)
     for line in printed.get().splitlines():

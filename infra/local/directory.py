@@ -141,8 +141,18 @@ class DataDirectory:
         _write_private(self.path / "secrets.json", msgspec.json.encode(keys))
 
     def secrets(self) -> Secrets:
-        """The keys that `create` made."""
-        return msgspec.json.decode((self.path / "secrets.json").read_bytes(), type=Secrets)
+        """The keys that `create` made.
+
+        Raises:
+            StackError: when the file was changed into something else.
+        """
+        path = self.path / "secrets.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Secrets)
+        except msgspec.MsgspecError as error:
+            raise StackError(
+                f"{path} does not hold the stack's keys: {error}: remove it, and slugline up makes new ones"
+            ) from error
 
     def metrics_key(self) -> str | None:
         """The key that the Metrics server made on its first start; unset before that."""
@@ -178,4 +188,6 @@ def _write_private(path: Path, data: bytes) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+        file.flush()
+        os.fsync(descriptor)  # a power failure must not leave an empty file under the name
     draft.replace(path)

@@ -120,6 +120,7 @@ def compact_object(value: Mapping[str, Any], *, field: str) -> str:
     """Return the compact JSON of an object that may be stored with an experiment or an annotation.
 
     Clients measure it with numbers as JavaScript writes them (1.0 is 1): either form may meet the limit.
+    An integer beyond 64 bits, such as a seed, is stored as the nearest double, as the collector sends it.
 
     Raises:
         Refused: The object is too large or nested too deeply, or holds what strict JSON cannot say.
@@ -150,9 +151,21 @@ def _is_text(value: str) -> bool:
 def _encoded(value: Mapping[str, Any], field: str) -> bytes:
     try:
         return limits.compact(value)
-    except ValueError as error:
+    except ValueError:
         check(partial(limits.check_nesting, field), value)
+    try:
+        return limits.compact(_with_doubles(value))
+    except (ValueError, OverflowError) as error:
         raise Refused("invalid_event", f"{field}: {error}") from error
+
+
+def _with_doubles(value: Any) -> Any:
+    """Return what was decoded with a double in the place of every integer beyond 64 bits."""
+    if isinstance(value, dict):
+        return {key: _with_doubles(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_doubles(item) for item in value]
+    return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
 
 
 def _check_strict(value: Any, field: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from runtime.checkpoints.record import CheckpointEntry, Ended, RunRecord, change_record, read_record
+from runtime.checkpoints.record import CheckpointEntry, EndEntry, RunRecord, change_record, read_record
 from runtime.errors import RunError, Superseded, Unavailable
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Attempt:
             Superseded: a newer attempt owns the run.
             Unavailable: the location cannot be reached.
         """
-        ended = Ended(attempt=self.number, status=status, step=step, ended_ms=self.clock_ms())
+        ended = EndEntry(attempt=self.number, status=status, step=step, ended_ms=self.clock_ms())
         for tries_left in reversed(range(END_TRIES)):
             try:
                 self._change(lambda record: msgspec.structs.replace(record, ended=ended))

@@ -64,9 +64,13 @@ def open_store(spec: str, env: Mapping[str, str]) -> Store:
         raise Rejected(f"--location takes a path or s3://bucket/prefix, got {spec!r}")
     from runtime.checkpoints.local import LocalStore
 
-    root = Path(os.path.abspath(Path(spec).expanduser()))  # noqa: PTH100  (resolve() would follow links)
-    nearest = next(path for path in (root, *root.parents) if path.exists())
-    if not nearest.is_dir():
+    try:
+        root = Path(os.path.abspath(Path(spec).expanduser()))  # noqa: PTH100  (resolve() would follow links)
+        nearest = next(path for path in (root, *root.parents) if path.exists())
+        is_folder = nearest.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, not ours to look at, nobody's home
+        raise Rejected(f"--location {spec} cannot be reached: {error}") from error
+    if not is_folder:
         raise Rejected(f"--location {spec}: {nearest} is a file; name a directory, or one that can be made")
     return LocalStore(root)
 

@@ -21,7 +21,7 @@ __all__ = [
     "VERSION",
     "AttemptEntry",
     "CheckpointEntry",
-    "Ended",
+    "EndEntry",
     "Moved",
     "RefusedEntry",
     "RunRecord",
@@ -86,7 +86,7 @@ class AttemptEntry(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: int
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class EndEntry(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended: `done`, `interrupted` or `failed`."""
 
     attempt: int
@@ -103,7 +103,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     attempt: AttemptEntry
     checkpoints: tuple[CheckpointEntry, ...] = ()
     refused: tuple[RefusedEntry, ...] = ()
-    ended: Ended | None = None
+    ended: EndEntry | None = None
 
     @property
     def newest(self) -> CheckpointEntry | None:
@@ -156,7 +156,7 @@ def _decode(data: bytes, url: str) -> RunRecord:
         if isinstance(version, int) and version > VERSION:
             raise Rejected(f"{where} has version {version}, this Slugline reads {VERSION}: use a newer one")
         record = msgspec.convert(raw, RunRecord)
-    except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError) as error:
         raise Rejected(f"{where} is no run record ({error}): if the run is yours, {way_out}") from error
     digest = blake3(msgspec.json.encode(record)).hexdigest()
     if raw.get("blake3", digest) != digest:

@@ -10,11 +10,12 @@ import threading
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from runtime.cli.arguments import parse_arguments
 from runtime.cli.request import read_request
-from runtime.errors import RunError
+from runtime.errors import RunError, Unavailable
 from runtime.training.interrupts import Interrupted, Interrupts, lifeline_from
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from runtime.cli.request import RunRequest
 
-__all__ = ["main"]
+__all__ = ["Log", "main"]
 
 THREADS_END_WITHIN_S = 2.0
 """For threads of the file, once its run has ended and everything is stored."""
@@ -36,7 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(argv, is_process=False)
     ending = _Ending()
     ending.code = _main(sys.argv[1:], is_process=True)
+    _end_without(_threads_left(), ending.code)
     return ending.code
+
+
+class Log(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is by then: a live line takes its place, and shows lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class _Ending:
@@ -66,6 +77,7 @@ def _main(argv: Sequence[str], *, is_process: bool) -> int:
     try:
         given = parse_arguments(argv)
         _configure_logging(verbose=given.verbose)
+        _require_folder()
         request = read_request(given, os.environ, now=datetime.now(UTC))
         if is_process:
             _fix_hash_seed()
@@ -74,8 +86,20 @@ def _main(argv: Sequence[str], *, is_process: bool) -> int:
         log.debug("what was raised:", exc_info=error)
         _say(f"sexpgpu: {error}")
         return error.exit_code
+    except OSError as error:
+        log.debug("what was raised:", exc_info=error)
+        _say(f"sexpgpu: {error}")
+        return Unavailable.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _require_folder() -> None:
+    """Refuse to run in a folder that somebody has deleted: torch's libraries would end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise Unavailable("the working directory is gone: change to one that exists") from None
 
 
 def _fix_hash_seed() -> None:
@@ -94,9 +118,7 @@ def _run(request: RunRequest, *, is_process: bool) -> int:
     with Interrupts(notice_s=request.notice_s, lifeline=lifeline, until_exit=is_process) as interrupts:
         from runtime.training.run import execute
 
-        code = execute(request, interrupts)
-    _end_without(_threads_left(), code)
-    return code
+        return execute(request, interrupts)
 
 
 def _threads_left() -> list[str]:
@@ -120,13 +142,15 @@ def _check(request: RunRequest) -> int:
     from runtime.cli.check import check
 
     sys.stdout.write(check(request, os.environ) + "\n")
+    sys.stdout.flush()
     return 0
 
 
 def _configure_logging(*, verbose: bool) -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.basicConfig(handlers=[Log()], level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("runtime").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(" ".join(text.split()) + "\n")
+    with suppress(OSError):  # nobody reads it any more: the exit code says it too
+        sys.stderr.write(" ".join(text.split()) + "\n")

@@ -23,6 +23,9 @@ __all__ = ["DEFAULT_NOTICE_S", "RunRequest", "check_location", "check_target", "
 DEFAULT_NOTICE_S = 20.0
 """Under the 30 seconds that Prefect gives a run that it cancels."""
 
+MAX_NOTICE_S = 86_400.0
+"""A day. The kernel's clocks of waiting end at 24 of them."""
+
 METRICS_KEYS = ("O41_METRICS_API_KEY", "SYVAIN_METRICS_API_KEY")
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -202,7 +205,7 @@ def _metrics(given: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...
 
 def _telemetry(environ: Mapping[str, str]) -> Path | None:
     text = environ.get("DIVERGENT_TELEMETRY_PATH")
-    return Path(text) if text else None
+    return Path(text).absolute() if text else None  # the file may change the working directory
 
 
 def _device(text: str | None) -> Literal["cpu", "cuda"] | None:
@@ -241,8 +244,10 @@ def _seconds(flag: str, text: str | None) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise Rejected(f"{flag} must be a number of seconds above 0, got {text!a}")
+    if not 0 < value <= MAX_NOTICE_S:
+        raise Rejected(
+            f"{flag} must be a number of seconds above 0 and at most {MAX_NOTICE_S:,.0f}, got {text!a}"
+        )
     return value
 
 

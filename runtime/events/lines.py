@@ -77,6 +77,7 @@ class JsonlTarget:
     def _open(self) -> int:
         fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            _require_events(fd)
             mended = mend(fd)
             if mended:
                 logger.warning("%s: %s", self.path, mended)
@@ -188,14 +189,25 @@ def _check_events(path: Path) -> None:
     """Refuse what is no file of events: mending it could cut off somebody's last line."""
     try:
         with path.open("rb") as file:
-            wrong = _no_event(file.read(20)) or _no_event(_tail(file.fileno(), path.stat().st_size))
+            foreign = _foreign(file.fileno())
     except OSError as error:
         raise Rejected(f"--metrics jsonl:{path} cannot be read: {error.strerror}") from error
-    if wrong:
+    if foreign:
         raise Rejected(
             f"--metrics jsonl:{path}: the file holds something else than events"
-            f" (found {wrong[:20]!r}): choose another path"
+            f" (found {foreign!r}): choose another path"
         )
+
+
+def _require_events(fd: int) -> None:
+    """Raise `OSError` for a file that somebody made since the check, such as a run record of that name."""
+    if foreign := _foreign(fd):
+        raise OSError(f"it holds something else than events (found {foreign!r})")
+
+
+def _foreign(fd: int) -> bytes:
+    """Return the beginning of what is no event in a file; empty where its first and last line are some."""
+    return (_no_event(os.pread(fd, 20, 0)) or _no_event(_tail(fd, os.fstat(fd).st_size)))[:20]
 
 
 def _no_event(part: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -22,6 +23,9 @@ _MAX_BEHIND = 100_000
 
 _PATIENCE_S = 0.25
 """How long metrics may wait for a lull."""
+
+_LULLS_APART_S = 0.1
+"""Shorter steps are written several at once: each time the thread wakes, its code has left the caches."""
 
 Answer = TypeVar("Answer")
 Resolve = Callable[[], Iterable[Point]]
@@ -74,6 +78,7 @@ class EventStream:
         self._processed = 0
         self._queue: deque[tuple[Callable[..., None], tuple[Any, ...]] | None] = deque()
         self._due = threading.Event()
+        self._last_lull = -math.inf
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 
@@ -100,7 +105,9 @@ class EventStream:
         every operation, and would stand still at one of them: 0.2 ms a step until the thread has written,
         0.05 to 0.1 ms just for waking it.
         """
-        if self._queue:
+        now = time.monotonic()
+        if self._queue and now - self._last_lull >= _LULLS_APART_S:
+            self._last_lull = now
             self._due.set()
 
     def annotate(self, step: int, text: str, metadata: Mapping[str, Json]) -> None:
@@ -116,6 +123,12 @@ class EventStream:
         ts_ms = self._clock_ms()
         self._hand(self._write_annotation, ts_ms, step, f"failed: {error}", {"error": error})
         self._hand(self._write, [Done(ts_ms, self._slug, error=error)])
+
+    def catch_up(self, *, timeout_s: float) -> None:
+        """Wait until everything handed over so far is written; for a target that hangs, no longer."""
+        written = threading.Event()
+        self._hand(written.set)
+        written.wait(timeout_s)
 
     # What a checkpoint needs
 

@@ -184,16 +184,23 @@ def parse_target(spec: str, env: Mapping[str, str], *, session: str, folder: str
 
 def _jsonl(spec: str, path_text: str) -> Target:
     try:
-        path = Path(os.path.realpath(Path(path_text).expanduser()))
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return JsonlTarget(path)
+        given = Path(path_text).expanduser()
+        path = Path(os.path.realpath(given))
+        mode = _mode(given)  # as given: the pipe behind /dev/stdout has no name of its own
     except (OSError, ValueError, RuntimeError) as error:
         raise Rejected(f"--metrics {spec} cannot be reached: {error}") from error
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+    if mode is None or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return JsonlTarget(path)
     # Opened without waiting, since a named pipe that nobody reads would hold up the start for ever.
-    return _pipe(f"jsonl:{path}", lambda: os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    return _pipe(f"jsonl:{path}", lambda: os.open(given, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def _mode(path: Path) -> int | None:
+    """What kind of file it is; unset: there is none."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
 
 
 def _pipe(name: str, open_fd: Callable[[], int]) -> Target:

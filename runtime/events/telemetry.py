@@ -43,6 +43,12 @@ class TelemetryTarget:
     def check(self) -> None:
         """Refuse a file that cannot be appended to."""
         said = f"{PATH_VARIABLE}={self._path}"
+        try:
+            self._look(said)
+        except OSError as error:  # too long, or not ours to look at
+            raise Rejected(f"{said} cannot be reached: {error}") from error
+
+    def _look(self, said: str) -> None:
         parent = self._path.parent
         if not parent.is_dir():
             raise Rejected(f"{said}: {parent} is no directory: make it first, or unset the variable")

@@ -110,9 +110,13 @@ def _make(
 
 def _find(path: Path | str) -> Path:
     given = Path(path)
-    if not given.exists():
+    try:
+        exists, is_file = given.exists(), given.is_file()
+    except OSError as error:  # too long, or not ours to look at
+        raise Rejected(f"the experiment file cannot be reached: {error}") from error
+    if not exists:
         raise Rejected(f"no experiment file at {given}: the path is relative to {Path.cwd()}")
-    if given.suffix != ".py" or not given.is_file():
+    if given.suffix != ".py" or not is_file:
         raise Rejected(f"an experiment file is a Python file whose name ends in .py, got {given}")
     try:
         given.name.encode()

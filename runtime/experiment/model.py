@@ -146,8 +146,10 @@ class Experiment:
 
     `learning_rate` maps the number of an update (from 0) to its rate; unset, the optimiser's own rates
     stay. It is a function of the step alone, so that no resume can be one step early or late.
-    `checkpoint_every` unset means only at the end and on a signal. `clip_norm` unset means no clipping
-    (the gradient's norm is then measured, not changed). `state` names what else the loss keeps.
+    `checkpoint_every` unset means only at the end and on a signal. The last `keep_last` checkpoints are kept,
+    and those whose step is a multiple of `keep_every` for ever; unset, none of them. `clip_norm` unset
+    means no clipping (the gradient's norm is then measured, not changed). `state` names what else the loss
+    keeps.
     """
 
     model: nn.Module
@@ -159,6 +161,8 @@ class Experiment:
     evaluations: Sequence[Evaluation] = ()
     microbatches: int = 1
     checkpoint_every: int | None = None
+    keep_last: int = 2
+    keep_every: int | None = None
     precision: Precision = "fp32"
     clip_norm: float | None = None
     seed: int = 0
@@ -187,6 +191,8 @@ class Experiment:
         check_optional_integer(
             "checkpoint_every", self.checkpoint_every, at_least=1, unset="only at the end and on a signal"
         )
+        check_integer("keep_last", self.keep_last, at_least=2, note="the newest may turn out to be damaged")
+        check_optional_integer("keep_every", self.keep_every, at_least=1, unset="that none is kept for ever")
         check_one_of("precision", self.precision, get_args(Precision))
         check_integer("seed", self.seed, at_least=0)
         check_instance("compile", self.compile, bool)
@@ -286,6 +292,10 @@ def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
                 f"the model's parameter {name} has no shape yet: call the model once in experiment(), before "
                 "the optimizer is made"
             )
+    if not any(group["params"] for group in optimizer.param_groups):
+        raise Rejected(
+            "optimizer must train at least one parameter, got none: make it from model.parameters()"
+        )
     own = {id(parameter) for parameter in model.parameters()}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

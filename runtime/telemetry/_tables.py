@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["MAX_FILE_BYTES", "LayoutError", "Table", "shown", "tables", "top_table"]
+__all__ = ["MAX_FILE_BYTES", "LayoutError", "Table", "file_text", "shown", "tables", "top_table"]
 
 MAX_FILE_BYTES = 65_536
+EXACT_INTEGERS = 2**53
+"""Up to here a float is every integer, and every reader of JSON reads them alike."""
 
 _AT = re.compile(r" \(at (line \d+, column \d+|end of document)\)\Z")
 _MAX_SHOWN = 60
@@ -59,7 +61,7 @@ class Table:
         return value
 
     def number(self, key: str) -> float | None:
-        """Return a finite number; None when left out."""
+        """Return a finite number as it is written, an integer as one; None when left out."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -71,7 +73,7 @@ class Table:
             number = math.inf
         if not math.isfinite(number):
             self.refuse(f"{key} {shown(value)}, which is not a finite number")
-        return number
+        return value if isinstance(value, int) and abs(value) <= EXACT_INTEGERS else number
 
     def one_of(self, key: str, accepted: Sequence[str]) -> str | None:
         """Return one of the texts `accepted`; None when left out."""
@@ -87,17 +89,7 @@ def top_table(name: str, text: str | bytes) -> Table:
     Raises:
         LayoutError: it is not TOML in UTF-8, or larger than 64 KiB.
     """
-    if isinstance(text, bytes):
-        text = _decoded(name, text)
-    try:
-        num_bytes = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise LayoutError(
-            f"{name} is not UTF-8 at line {_line_of(text[: error.start])}; write TOML in UTF-8"
-        ) from error
-    if num_bytes > MAX_FILE_BYTES:
-        raise LayoutError(f"{name} has {num_bytes:,} bytes, which is more than {MAX_FILE_BYTES:,}")
-    text = text.removeprefix("\ufeff")
+    text = file_text(name, text).removeprefix("\ufeff")
     _check_lines(name, text)
     try:
         return Table(name, tomllib.loads(text))
@@ -105,6 +97,24 @@ def top_table(name: str, text: str | bytes) -> Table:
         raise LayoutError(f"{name} nests too deeply to be read; write plain tables and lists") from error
     except tomllib.TOMLDecodeError as error:
         raise LayoutError(_syntax(name, text, str(error))) from error
+
+
+def file_text(name: str, data: str | bytes) -> str:
+    """Return a file's text, whatever it says; whoever sends it elsewhere to be read has to have it first.
+
+    Raises:
+        LayoutError: it is not UTF-8, or larger than 64 KiB.
+    """
+    try:
+        whole = data.encode() if isinstance(data, str) else data
+        text = whole.decode()
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:
+        before = data[: error.start]
+        line = _line_of(before if isinstance(before, str) else before.decode(errors="replace"))
+        raise LayoutError(f"{name} is not UTF-8 at line {line}; write TOML in UTF-8") from error
+    if len(whole) > MAX_FILE_BYTES:
+        raise LayoutError(f"{name} has {len(whole):,} bytes, which is more than {MAX_FILE_BYTES:,}")
+    return text
 
 
 def tables(top: Table, key: str) -> Iterator[Table]:
@@ -133,14 +143,6 @@ def shown(value: object) -> str:
     if not text.isprintable():
         text = json.dumps(value, default=str)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
-
-
-def _decoded(name: str, data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = _line_of(data[: error.start].decode(errors="replace"))
-        raise LayoutError(f"{name} is not UTF-8 at line {line}; write TOML in UTF-8") from error
 
 
 def _check_lines(name: str, text: str) -> None:

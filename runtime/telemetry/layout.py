@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime.telemetry._tables import LayoutError, Table, shown, tables, top_table
+from runtime.telemetry._tables import LayoutError, Table, file_text, shown, tables, top_table
 from runtime.telemetry.rules import is_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_PANEL_KEYS", "REDUCTIONS", "SCALES", "Layout", "LayoutError", "Panel", "Stat", "parse_layout"]
+__all__ = [
+    "MAX_PANEL_KEYS",
+    "REDUCTIONS",
+    "SCALES",
+    "Layout",
+    "LayoutError",
+    "Panel",
+    "Stat",
+    "file_text",
+    "parse_layout",
+]
 
 MAX_PANEL_KEYS = 4
 SCALES = ("linear", "log")

@@ -46,7 +46,9 @@ class LineFile:
             os.close(fd)
 
     def _open(self) -> int:
-        fd = self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        # Of a pipe that nobody reads a write fails then, instead of holding training up for ever.
+        fd = self._fd = os.open(self.path, flags | os.O_NONBLOCK, 0o666)
         try:
             size = os.fstat(fd).st_size
             self._begin = b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""

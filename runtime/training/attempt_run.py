@@ -42,6 +42,8 @@ _CARRIED_FLUSH_S = 5.0
 
 _SETTLE_S = 20.0
 
+_LAST_SHOWN_S = 1.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -103,6 +105,8 @@ class AttemptRun:
         except BaseException as error:  # noqa: BLE001 - whatever the file raises is the run's end, an exit too
             status, code = self._failed(error)
         finally:
+            # The last step's loss is shown by the thread that writes it.
+            self._stream.catch_up(timeout_s=min(_LAST_SHOWN_S, self._interrupts.time_left_s()))
             with suppress(OSError):  # nobody reads standard error any more: the end is written all the same
                 self._progress.close()
         return self._end(status, code, started)
@@ -148,7 +152,10 @@ class AttemptRun:
                 self._experiment,
                 attempt=self._attempt,
                 saver=self._attempt.saver(
-                    expected_bytes=prepared.state.expected_bytes(), pin_memory=prepared.device.type == "cuda"
+                    expected_bytes=prepared.state.expected_bytes(),
+                    keep_last=self._experiment.keep_last,
+                    keep_every=self._experiment.keep_every,
+                    pin_memory=prepared.device.type == "cuda",
                 ),
                 state=prepared.state,
                 stream=self._stream,
@@ -205,7 +212,7 @@ class AttemptRun:
             self._settle()
             return "interrupted", Unavailable.exit_code if self._interrupts.loses_work else code
         self._settle()
-        self._stream.fail(self._position.step, f"{type(error).__name__}: {error}")
+        self._stream.fail(self._position.step, _said_by(error))
         return "failed", 1
 
     def _settle(self) -> None:
@@ -260,3 +267,11 @@ class AttemptRun:
             dropped=stream.num_dropped,
             unsent=stream.unsent,
         )
+
+
+def _said_by(error: BaseException) -> str:
+    """An error's type and text; the text is the file's code, and the end must be written without it too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - whatever that raises
+        return f"{type(error).__name__}: it has no text"

@@ -11,8 +11,9 @@ import hashlib
 import os
 import platform
 import random
+import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
     from runtime.experiment.model import Experiment
 
-__all__ = ["configure", "observe", "reseed", "restore"]
+__all__ = ["Seeds", "configure", "observe", "reseed", "restore", "seeds_of"]
+
+_SEEDS = struct.Struct("<QIQ")
 
 _ENVIRONMENT = (
     "ATEN_CPU_CAPABILITY",
@@ -36,20 +39,34 @@ _ENVIRONMENT = (
 )
 
 
-def reseed(*, seed: int, rank: int, step: int, microbatch: int, purpose: str = "train") -> None:
-    """Set every generator to a state that is a function of the arguments and of nothing else.
+class Seeds(NamedTuple):
+    """What every generator is set to at one place of a run; of 64, 32 and 64 bits."""
 
-    `purpose` keeps an evaluation's random numbers apart from training's. About 8 µs on a CPU
-    (`torch.manual_seed` alone takes 170: it looks at every kind of device).
+    python: int
+    numpy: int
+    torch: int
+
+
+def seeds_of(*, seed: int, rank: int, step: int, microbatch: int, purpose: str = "train") -> Seeds:
+    """Return the seeds of one place of a run, a function of the arguments and of nothing else.
+
+    `purpose` keeps an evaluation's random numbers apart from training's.
     """
     text = f"{purpose}\0{seed}\0{rank}\0{step}\0{microbatch}".encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(text, digest_size=24).digest()
-    random.seed(digest)
-    np.random.seed(int.from_bytes(digest[:4], "little"))  # noqa: NPY002 - the generator that files share
-    torch_seed = int.from_bytes(digest[8:16], "little")
-    torch.default_generator.manual_seed(torch_seed)
+    return Seeds._make(_SEEDS.unpack(hashlib.blake2b(text, digest_size=_SEEDS.size).digest()))
+
+
+def reseed(seeds: Seeds) -> None:
+    """Set every generator, before each batch and forward pass: 7 µs on a CPU, 50 where the caches are cold.
+
+    Seeding `random` with bytes would hash them first, and `torch.manual_seed` takes 170 µs: it looks at every
+    kind of device.
+    """
+    random.seed(seeds.python)
+    np.random.seed(seeds.numpy)  # noqa: NPY002 - the generator that files share
+    torch.default_generator.manual_seed(seeds.torch)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch does not annotate it
-        torch.cuda.manual_seed_all(torch_seed)
+        torch.cuda.manual_seed_all(seeds.torch)
 
 
 def configure(experiment: Experiment, device: torch.device) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runtime.training.batches import check_loss, to_device
-from runtime.training.determinism import reseed
+from runtime.training.determinism import reseed, seeds_of
 from runtime.training.metrics import Collector, Pending, collecting, held
 
 if TYPE_CHECKING:
@@ -69,13 +69,14 @@ class Evaluator:
         return True
 
     def _batch(self, evaluation: Evaluation, step: int, index: int, collector: Collector) -> None:
-        reseed(
+        seeds = seeds_of(
             seed=self._experiment.seed,
             rank=self._rank,
             step=step,
             microbatch=index,
             purpose=f"evaluation {evaluation.name}",
         )
+        reseed(seeds)
         batch = evaluation.loader.batch(index)
         collector.weight = batch.num_examples
         loss = evaluation.loss or self._experiment.loss

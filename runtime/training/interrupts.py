@@ -29,7 +29,8 @@ __all__ = ["LIFELINE_VARIABLE", "Interrupted", "Interrupts", "lifeline_from"]
 LIFELINE_VARIABLE = "SLUGLINE_LIFELINE_FD"
 """Names the read end of a pipe whose only write end the flow process holds. Its end of file is a SIGTERM."""
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP says that the terminal has gone; where it is ignored (`nohup`) it stays so."""
 
 START_BOUND_S = 2.0
 """Before the run is claimed there is nothing to save."""
@@ -119,7 +120,7 @@ class Interrupts:
         os.set_blocking(reader, False)
         self._wakeup = reader, writer
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        self._before = {signum: signal.signal(signum, self._on_signal) for signum in SIGNALS}
+        self._before = {signum: signal.signal(signum, self._on_signal) for signum in _heard()}
         if _installed is None:
             os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_let_go)
         _installed = self
@@ -166,7 +167,7 @@ class Interrupts:
 
     @property
     def signal_name(self) -> str:
-        """`SIGTERM` or `SIGINT`; only when one is pending."""
+        """`SIGTERM`, `SIGINT` or `SIGHUP`; only when one is pending."""
         assert self.pending is not None
         return signal.Signals(self.pending).name
 
@@ -273,6 +274,11 @@ class Interrupts:
         signal.set_wakeup_fd(-1)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
+
+
+def _heard() -> tuple[signal.Signals, ...]:
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return tuple(signum for signum in SIGNALS if not (is_ignored and signum == signal.SIGHUP))
 
 
 _installed: Interrupts | None = None

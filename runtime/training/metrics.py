@@ -69,6 +69,7 @@ class Collector:
         self._values: list[tuple[Series, Number, int]] = []
         self._known: dict[Any, Series] = {}
         self._series: dict[Any, Series] = {}
+        self._own: dict[str, Series] = {}
 
     def add(self, name: str, value: Number, metadata: Mapping[str, str]) -> None:
         """Take one value of the experiment file's. Raises as `metric` does."""
@@ -83,9 +84,16 @@ class Collector:
             value = number if type(number) is float else _taken(name, value)
         self._values.append((series, value, self.weight))
 
-    def own(self, name: str, metadata: Mapping[str, str] | None = None) -> Series:
+    def own(self, name: str) -> Series:
         """Return the series of one of the runtime's names, for `Pending`."""
-        merged = {**(metadata or {}), **self._metadata}
+        series = self._own.get(name)
+        if series is None:
+            series = self._own[name] = self.series_under(name, {})
+        return series
+
+    def series_under(self, name: str, metadata: Mapping[str, str]) -> Series:
+        """Return the series of a name under this metadata and the runtime's, which wins."""
+        merged = {**metadata, **self._metadata}
         key = (name, *sorted(merged.items()))
         series = self._series.get(key)
         if series is None:
@@ -112,7 +120,7 @@ class Collector:
         if len(self._known) >= _MAX_KNOWN:  # metadata that changes at every call must not fill the memory
             self._known.clear()
             self._series.clear()
-        series = self.own(name, merged)
+        series = self.series_under(name, merged)
         self._known[key] = series
         return series
 

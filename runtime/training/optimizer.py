@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from runtime.errors import RunError
 from runtime.training.packing import pack
 
 if TYPE_CHECKING:
@@ -24,11 +25,8 @@ class OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
         self._optimizer = optimizer
         self._options = [_options(group) for group in optimizer.param_groups]
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._parameters = [
-            [names.get(id(parameter), "a parameter of no model") for parameter in group["params"]]
-            for group in optimizer.param_groups
-        ]
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._parameters = self._trained()
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -36,7 +34,18 @@ class OptimizerState:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def capture(self) -> dict[str, Any]:
-        """The state as it is now; its tensors are not copied."""
+        """The state as it is now; its tensors are not copied.
+
+        Raises:
+            RunError: it trains others than it was made for, which no file makes again.
+        """
+        now = self._trained()
+        if now != self._parameters:
+            raise RunError(
+                f"the optimiser became {_shape(self._kind, now)} and was made as "
+                f"{_shape(self._kind, self._parameters)}, so no resume could go on from here: make every "
+                "group in experiment(), and hold one back with requires_grad or a rate of 0"
+            )
         return {
             "kind": self._kind,
             "state": self._optimizer.state_dict(),
@@ -80,6 +89,13 @@ class OptimizerState:
     def _edited(self, number: int, then: Mapping[str, Any]) -> list[str]:
         now = self._options[number]
         return [key for key in now if key not in then or not _equal(then[key], now[key])]
+
+    def _trained(self) -> list[list[str]]:
+        """The names of what is trained, by group."""
+        return [
+            [self._names.get(id(parameter), "a parameter of no model") for parameter in group["params"]]
+            for group in self._optimizer.param_groups
+        ]
 
     @property
     def _kind(self) -> str:

@@ -66,7 +66,8 @@ def _pack_tensor(name: str, value: Any, tensors: dict[str, torch.Tensor]) -> Jso
         tensors[name] = value.detach()
         return {"tensor": name}
     try:
-        tensors[name] = torch.from_numpy(np.array(value))  # a copy: the file may go on writing into its own
+        # A copy: the file may go on writing into its own. In this machine's byte order: torch has no other.
+        tensors[name] = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
     except TypeError:
         raise ValueError(_refusal(name, f"a NumPy array of {value.dtype}")) from None
     return {"array": [name, value.dtype.str, isinstance(value, np.generic)]}

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from runtime.errors import Unavailable
@@ -47,16 +48,17 @@ def execute(request: RunRequest, interrupts: Interrupts) -> int:
     """
     started = time.monotonic()
     if not request.slug_given:
-        sys.stderr.write(f"slug: {request.slug}\n")
-    if request.location is None:
-        _log.warning("nothing of this run is kept: --location names where its checkpoints go")
+        with suppress(OSError):  # nobody reads standard error any more: the run goes on all the same
+            sys.stderr.write(f"slug: {request.slug}\n")
     session = uuid.uuid4().hex
     targets = _targets(request, session)
+    location = _location(request)  # before the file, which may change the working directory
     prepared = _prepare(request, interrupts)
-    location = _location(request)
     attempt = None
     if location is not None:
         attempt = _claim(location, request, prepared, interrupts, session=session)
+    else:
+        _log.warning("nothing of this run is kept: --location names where its checkpoints go")
     interrupts.claimed()
 
     from runtime.training.attempt_run import AttemptRun

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runtime.checkpoints.format import encode_json, plan
-from runtime.errors import Rejected
+from runtime.errors import Rejected, RunError
 from runtime.training.optimizer import OptimizerState
 from runtime.training.packing import pack, unpack
 
@@ -104,7 +104,14 @@ class TrainingState:
         self._optimizer.restore(unpack(data["optimizer"], tensors))
         self._precision.load_state_dict(unpack(data["precision"], tensors))
         for name, value in unpack(data["state"], tensors).items():
-            self._experiment.state[name].load_state_dict(value)
+            try:
+                self._experiment.state[name].load_state_dict(value)
+            except Exception as error:
+                raise RunError(
+                    f"state[{name!r}] does not take what the checkpoint holds of it "
+                    f"({type(error).__name__}: {error}): undo the change, or give the changed experiment a "
+                    "slug of its own"
+                ) from error
 
     def _parts(self) -> dict[str, Any]:
         return {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runtime.training.batches import check_loss, to_device
-from runtime.training.determinism import reseed
+from runtime.training.determinism import reseed, seeds_of
 from runtime.training.metrics import Collector, Pending, collecting, held
 from runtime.training.precision import gradient_norm
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from runtime.experiment.model import Batch, Experiment, Stage
+    from runtime.training.determinism import Seeds
     from runtime.training.metrics import Number, Series
     from runtime.training.position import Position
     from runtime.training.precision import Precision
@@ -55,6 +56,8 @@ class Updater:
         self._parameters = [p for p in experiment.model.parameters() if id(p) in trained]
         # A loss may change both in place: a batch norm's averages, a teacher's weights.
         self._tensors = list(_tensors(experiment.model))
+        self._owned = list(experiment.model.parameters())
+        self._forgets_alone = type(experiment.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
         self._versions: list[int] = []
         self._drawing, self._applying = True, False
         self._collector = Collector({})
@@ -64,9 +67,10 @@ class Updater:
         """Make update number `position.step` and return its metrics, still on the device."""
         self._begin(position)
         clock = _Clock(self._device)
-        batches = [self._draw(position, microbatch) for microbatch in range(self._experiment.microbatches)]
+        seeds = [self._seeds(position.step, number) for number in range(self._experiment.microbatches)]
+        batches = [self._draw(position, number, each) for number, each in enumerate(seeds)]
         self._drawing = False
-        losses = self._backward(position.step, batches)
+        losses = self._backward(batches, seeds)
         norm = self._apply(position.step)
         return self._pending(losses, norm, clock, batches)
 
@@ -85,27 +89,29 @@ class Updater:
     def _begin(self, position: Position) -> None:
         self._drawing, self._applying = True, False
         self._versions = _versions(self._tensors)
+        # What the file, an evaluation or an untrained part has left: no checkpoint has it.
+        self._forget_gradients()
         stage = self._experiment.stages[position.stage]
         if stage is not self._stage:
             self._stage = stage
             self._collector = Collector({"split": "train", "stage": stage.name})
         self._collector.take()
 
-    def _reseed(self, step: int, microbatch: int) -> None:
-        reseed(seed=self._experiment.seed, rank=self._rank, step=step, microbatch=microbatch)
+    def _seeds(self, step: int, microbatch: int) -> Seeds:
+        return seeds_of(seed=self._experiment.seed, rank=self._rank, step=step, microbatch=microbatch)
 
-    def _draw(self, position: Position, microbatch: int) -> Batch:
+    def _draw(self, position: Position, microbatch: int, seeds: Seeds) -> Batch:
         assert self._stage is not None
-        self._reseed(position.step, microbatch)
+        reseed(seeds)
         return self._stage.loader.batch(position.batch_index(self._experiment.microbatches, microbatch))
 
-    def _backward(self, step: int, batches: Sequence[Batch]) -> list[tuple[Series, Number, int]]:
+    def _backward(self, batches: Sequence[Batch], seeds: Sequence[Seeds]) -> list[tuple[Series, Number, int]]:
         """Add up the gradients of the mean over all examples of the step; return the losses."""
         total = sum(batch.num_examples for batch in batches)
         series = self._collector.own("train/loss")
         losses: list[tuple[Series, Number, int]] = []
-        for microbatch, batch in enumerate(batches):
-            self._reseed(step, microbatch)
+        for batch, each in zip(batches, seeds, strict=True):
+            reseed(each)  # whatever the loader drew: one that reads ahead draws at other times
             self._collector.weight = batch.num_examples
             with collecting(self._collector), self._precision.autocast():
                 loss = check_loss(self._experiment.loss(self._model, to_device(batch.data, self._device)))
@@ -122,8 +128,15 @@ class Updater:
             _set_rate(optimizer, self._experiment.learning_rate(step))
         self._applying = True
         self._precision.update(optimizer)
-        optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
+        if not self._forgets_alone:
+            optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def _forget_gradients(self) -> None:
+        """What torch's `zero_grad` does, in 0.01 ms instead of 0.09, and for what is not trained, too."""
+        for parameter in self._owned:
+            parameter.grad = None
 
     def _pending(
         self,
@@ -138,7 +151,10 @@ class Updater:
         if len(set(rates)) == 1:
             values.append((own("train/lr"), rates[0], 1))
         else:
-            values += [(own("train/lr", {"group": str(i)}), rate, 1) for i, rate in enumerate(rates)]
+            values += [
+                (self._collector.series_under("train/lr", {"group": str(i)}), rate, 1)
+                for i, rate in enumerate(rates)
+            ]
         name, amount = _amount(batches)
         return Pending(values, rate=(own(name), amount, clock.stop()))
 

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.experiments import SMALL, write_project
+
+if TYPE_CHECKING:
+    from tests.support.forge import Forge
 
 SEXPGPU = Path(sys.executable).with_name("sexpgpu")
 
@@ -130,21 +133,21 @@ def test_a_project_with_our_folder_names_trains_from_inside_it_and_resumes(tmp_p
         (["small.py", "--knob", "modee=hard"], "small.py:11: unknown knob 'modee', did you mean 'mode'?"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, flags: list[str], message: str):
+def test_a_mistake_is_one_line_and_exit_code_2(forge: Forge, tmp_path: Path, flags: list[str], message: str):
     write_project(tmp_path, {"small.py": SMALL})
-    ended = sexpgpu("check", *flags, cwd=tmp_path)
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    assert ended.stderr.count("\n") == 1
-    assert message in ended.stderr
+    ended = forge.run(["check", *flags], folder=tmp_path)
+    assert ended.code == 2
+    assert ended.out.read_text() == ""
+    assert ended.said.count("\n") == 1
+    assert message in ended.said
 
 
-def test_the_traceback_of_a_mistake_is_for_those_who_ask(tmp_path: Path):
+def test_the_traceback_of_a_mistake_is_for_those_who_ask(forge: Forge, tmp_path: Path):
     write_project(tmp_path, {"broken.py": SMALL.replace("VARIANTS = ", "undefined\nVARIANTS = ")})
-    ended = sexpgpu("check", "broken.py", "--verbose", cwd=tmp_path)
-    assert ended.returncode == 2
-    assert 'broken.py", line 21, in <module>\n    undefined\n' in ended.stderr
-    assert ended.stderr.endswith("sexpgpu: broken.py:21: NameError: name 'undefined' is not defined\n")
+    ended = forge.run(["check", "broken.py", "--verbose"], folder=tmp_path)
+    assert ended.code == 2
+    assert 'broken.py", line 21, in <module>\n    undefined\n' in ended.said
+    assert ended.said.endswith("sexpgpu: broken.py:21: NameError: name 'undefined' is not defined\n")
 
 
 def test_a_set_of_texts_has_one_order_in_every_process(tmp_path: Path):

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.flow_runs import FlowRun, State
 from flows.ledger import Ledger, LedgerFile
 from flows.parameters import TrainParameters
 from flows.processes import is_alive, is_running
 from flows.scheduling import RunView, cancel, find_run, resume, schedule
-from flows.server import FlowRun, Server, State, connect
+from flows.server import Server, connect
 from runtime.checkpoints.location import open_location
 from runtime.errors import Rejected
 from tests.support.waiting import wait_until
@@ -155,15 +156,15 @@ class Run:
 
     def trainer(self) -> int:
         """The living trainer, once there is a checkpoint."""
+        return wait_until(self.living_trainer, within_s=PATIENCE_S, what=self.told)  # type: ignore[return-value] # as above
 
-        def look() -> int | None:
-            record, ledger = self.record(), self.ledger()
-            if record is None or record.newest is None or ledger is None:
-                return None
-            trainer = ledger.attempts[-1].trainer
-            return trainer.pid if trainer is not None and is_alive(trainer) else None
-
-        return wait_until(look, within_s=PATIENCE_S, what=self.told)  # type: ignore[return-value] # as above
+    def living_trainer(self) -> int | None:
+        """The trainer, if it lives now and there is a checkpoint."""
+        record, ledger = self.record(), self.ledger()
+        if record is None or record.newest is None or ledger is None:
+            return None
+        trainer = ledger.attempts[-1].trainer
+        return trainer.pid if trainer is not None and is_alive(trainer) else None
 
     def artifacts(self) -> dict[str, Any]:
         """What its artifacts show, by key, once all three are there and say that it is done."""
@@ -329,10 +330,12 @@ class Scenarios:
             cancel(run.slug)
             return run.outcome()
 
-    def kill_all_and_restart_server(self) -> Outcome:
-        """Do it last: it takes the server from everybody."""
-        run = self.run("kill-all", deployment="train/fourth")
+    def kill_all_and_restart_server(self) -> tuple[Outcome, Outcome]:
+        """Do it last: it takes the server from everybody. Also what came of a run that was only near."""
+        run, near = self.run("kill-all", deployment="train/fourth"), self.run("near", knobs={"pause_s": 1.5})
         with self.pool("fourth") as worker:
+            near.start()
+            near.trainer()
             run.start()
             trainer, flow_process = run.trainer(), run.flow_process()
             for pid in (worker.pid, flow_process, trainer):
@@ -340,11 +343,13 @@ class Scenarios:
             worker.wait()
             self.stack.kill_server()
             died = time.time()
+            assert near.living_trainer()
             self.stack.start_server()
             self.stack.start_worker("fourth-again", pool="fourth")
             outcome = run.outcome()
             again = next(state for state in run.states() if (state.message or "").startswith("Rescued:"))
-            return replace(outcome, facts={"rescued_after_s": again.timestamp.timestamp() - died})
+            facts = {"rescued_after_s": again.timestamp.timestamp() - died}
+            return replace(outcome, facts=facts), near.outcome()
 
     def cancelled(self) -> Outcome:
         run = self.run("cancelled")
@@ -360,7 +365,7 @@ class Scenarios:
         run = self.run("deaf", knobs={"deaf": True, "steps": 5000}, notice_s=3)
         run.start()
         run.trainer()
-        grandchildren = self.stack.pids("sleep 86399")
+        grandchildren = self.stack.pids("sleep", "86399")
         cancel(run.slug)
         asked = time.monotonic()
         wait_until(lambda: not any(map(is_running, grandchildren)), within_s=PATIENCE_S, what=run.told)
@@ -368,7 +373,7 @@ class Scenarios:
         outcome = run.outcome()
         self.look_twice()
         assert run.view().state == "Cancelled"
-        left = self.stack.pids("sleep 86399")
+        left = self.stack.pids("sleep", "86399")
         return replace(
             outcome, facts={"took_s": took_s, "grandchildren": grandchildren, "grandchildren_left": left}
         )
@@ -396,6 +401,7 @@ class Scenarios:
         run.until("Completed")
         before = run.record()
         refused = False
+        run.parameters = replace(run.parameters, failures=1)
         run.start()
         try:
             run.start()
@@ -406,7 +412,9 @@ class Scenarios:
         assert before is not None
         assert after is not None
         facts = {"refused_while_live": refused, "same_checkpoints": before.checkpoints == after.checkpoints}
-        return replace(outcome, facts=facts)
+        with connect() as server:
+            parameters = server.runs(slug=run.slug)[0].train
+        return replace(outcome, facts={**facts, "failures": parameters.get("failures")})
 
     def scheduled_twice_at_once(self) -> Outcome:
         run = self.run("twice", knobs={"pause_s": 0.0})

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from tests.support.s3_models import share_s3_models
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -191,7 +193,7 @@ def _serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for module in PRELOADED:
         importlib.import_module(module)
-    _share_boto3_models()
+    share_s3_models()
     children: dict[int, int] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
@@ -214,16 +216,6 @@ def _serve() -> None:
                 children[descriptor] = pid
                 selector.register(descriptor, selectors.EVENT_READ)
                 _tell(pid=pid)
-
-
-def _share_boto3_models() -> None:
-    """Parse boto3's JSON descriptions of S3 once: each new client would spend 0.1 s on that."""
-    import boto3
-    import botocore.session
-
-    loader = botocore.session.get_session().get_component("data_loader")
-    botocore.session.create_loader = lambda *_: loader
-    boto3.client("s3", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
 
 
 def _tell(**news: int) -> None:

@@ -1,4 +1,4 @@
-"""`syvain-metrics` and `div` called as their users call them, within this process or as one of its own."""
+"""`syvain-metrics`, `div` and `slugline` as their users call them, in this process or as one of its own."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import flows.cli
 import flows.div.main
 import infra.metrics.main
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 __all__ = ["Command", "Said"]
 
-_MAIN = {"syvain-metrics": infra.metrics.main.main, "div": flows.div.main.main}
+_MAIN = {
+    "syvain-metrics": infra.metrics.main.main,
+    "div": flows.div.main.main,
+    "slugline": flows.cli.main,
+}
 _VARIABLES = [f"{prefix}_METRICS_{name}" for prefix in ("O41", "SYVAIN") for name in ("API_KEY", "HOST")]
 
 
@@ -91,6 +97,39 @@ class Command:
         with self.process(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             out, err = process.communicate(timeout=60)
         return Said(process.returncode, out, err)
+
+    def takes_less(self, than_s: float, *arguments: object) -> bool:
+        """Whether a process of it takes less of the processor, whose other users may spoil some tries."""
+        return any(self._seconds(arguments) < than_s for _ in range(10))
+
+    def _seconds(self, arguments: tuple[object, ...]) -> float:
+        process = self.process(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return usage.ru_utime + usage.ru_stime
+
+    def loads(self, heavy: Collection[str], commands: Sequence[Sequence[str]]) -> list[tuple[int, list[str]]]:
+        """Run commands in one new process; return how each ended and which heavy modules it loaded first."""
+        main = _MAIN[self._program]
+        code = dedent(f"""
+            import json, sys
+            from {main.__module__} import main
+            heavy = set({list(heavy)!r})
+            for arguments in {list(map(list, commands))!r}:
+                try: main(arguments)
+                except SystemExit as end: code = end.code or 0
+                loaded = heavy & set(sys.modules)
+                heavy -= loaded
+                sys.stderr.write("\\n" + json.dumps([code, sorted(loaded)]) + "\\n")
+        """)
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment(self.env),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [tuple(json.loads(line)) for line in ran.stderr.splitlines() if line.startswith("[")]
 
     def process(self, *arguments: object, **options: Any) -> subprocess.Popen[Any]:
         """Start it as a process."""

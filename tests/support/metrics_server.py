@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -17,9 +18,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.support.server_forge import fork_server
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from tests.support.server_forge import ForkedServer
 
 __all__ = ["Experiment", "MetricsClient", "MetricsServer", "client", "running_server", "server_on"]
 
@@ -36,16 +41,20 @@ def free_port() -> int:
 class MetricsServer:
     """One server process at a time over one data directory; it may be killed and started again.
 
-    With `database`, a PostgreSQL URL, the directory holds the log and the first key only.
+    With `database`, a PostgreSQL URL, the directory holds the log and the first key only. `is_forked`: from a
+    process that has imported all of it, with that one's cores and memory; else as a user starts it.
     """
 
-    def __init__(self, data: Path, *, port: int | None = None, database: str | None = None) -> None:
+    def __init__(
+        self, data: Path, *, port: int | None = None, database: str | None = None, is_forked: bool = True
+    ) -> None:
         self.data = data
+        self.is_forked = is_forked
         self.database = database
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = data.with_name("server.log")
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ForkedServer | subprocess.Popen[bytes] | None = None
 
     @property
     def key(self) -> str:
@@ -60,14 +69,19 @@ class MetricsServer:
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         """Start the process and wait until it answers."""
-        command = [sys.executable, "-m", "infra.metrics.main", "server", "start", "--port", str(self.port)]
+        command = ["server", "start", "--port", str(self.port)]
         environment = os.environ | {"XDG_CONFIG_HOME": str(self._config)} | dict(env or {})
         if self.database:
             environment["SYVAIN_METRICS_DATABASE"] = self.database
         else:
             command += ["--data", str(self.data)]
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log, env=environment)
+        if self.is_forked:
+            self.process = fork_server([*command, *arguments], log=self.log, env=environment)
+        else:
+            with self.log.open("a") as log:
+                executed = [sys.executable, "-m", "infra.metrics.main", *command, *arguments]
+                self.process = subprocess.Popen(executed, stdout=log, stderr=log, env=environment)
+            atexit.register(self.process.kill)  # whatever fails meanwhile
         deadline = time.monotonic() + 60
         while not self._answers():
             assert self.process.poll() is None, self.log.read_text()

@@ -23,6 +23,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.support.s3_models import share_s3_models
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -185,6 +187,7 @@ def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: P
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    share_s3_models()
     with running_server(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
 

@@ -36,7 +36,7 @@ def small_blocks() -> Iterator[None]:
             (blocks, "FAN_OUT", 4),
             (summaries, "GROUP_POINTS", 4),
             (streams, "CHUNK_POINTS", 32),
-            (streams, "_MERGED_POINTS", 48),
+            (streams, "_HELD_POINTS", 48),
             (charts, "EXACT_POINTS", 0),
         ):
             patch.setattr(module, name, value)

@@ -93,11 +93,13 @@ def free_ports() -> Ports:
     raise AssertionError("no free ports")
 
 
-def wait_for(condition: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
+def wait_for(condition: Callable[[], Any], *, timeout_s: float, what: str | Callable[[], str]) -> Any:
     """Return what `condition` returns once it is true."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        if time.monotonic() >= deadline:
+            told = what if isinstance(what, str) else what()
+            raise AssertionError(f"{told}: not within {timeout_s} s")
         time.sleep(0.2)
     return value
 

@@ -1,28 +1,23 @@
 """flows.cli: a mistake is one line and exit 2, whatever it is, and help costs nothing."""
 
+import os
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
-from flows.cli import _table
+from flows.run_output import table
 from flows.scheduling import RunView
 from runtime import __version__
+from tests.support.metrics_command import Command
 
-SLUGLINE = Path(sys.executable).with_name("slugline")
 
-
-def slugline(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SLUGLINE, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", **env},
-    )
+@pytest.fixture
+def slugline(monkeypatch, capsys, tmp_path):
+    """The command where no stack ever was."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return Command(monkeypatch, capsys, tmp_path, "slugline", SLUGLINE_DATA=str(tmp_path / "data"))
 
 
 @pytest.fixture
@@ -53,6 +48,7 @@ def experiment(tmp_path):
         (["train", "FILE", "--notice", "60"], "notice_s must be above 0 and at most 25, got 60"),
         (["train", "FILE", "--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),
         (["train", "FILE", "--location", "here"], "location must be s3://bucket/prefix or an absolute path"),
+        (["train", "FILE", "--metrics", "csv"], "--metrics takes jsonl:PATH, stdout or syvain, got 'csv'"),
         (["train", "FILE", "--slug", ""], "a slug must be 1 to 200 UTF-16 units long, got 0"),
         (["train", "FILE", "--cron", "* * * * *", "-f"], "--follow follows one run"),
         (["train", "FILE"], "is not up: start it with slugline up"),
@@ -64,34 +60,47 @@ def experiment(tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_line_and_exit_2(arguments, says, experiment, tmp_path):
+def test_a_mistake_is_one_line_and_exit_2(slugline, arguments, says, experiment):
     given = [experiment if argument == "FILE" else argument for argument in arguments]
-    result = slugline(*given, SLUGLINE_DATA=str(tmp_path / "data"))
-    assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("slugline: ")
-    assert says in line
+    refused = slugline(*given)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.line.startswith("slugline: ")
+    assert says in refused.line
 
 
-def test_the_version_is_that_of_the_package():
-    assert slugline("--version").stdout == f"slugline {__version__}\n"
+def test_a_path_that_cannot_be_looked_at_is_one_line_and_exit_75(slugline):
+    refused = slugline("train", "/" + "long" * 99 + ".py")
+    assert (refused.code, refused.out) == (75, "")
+    assert refused.line.endswith("long.py cannot be used: File name too long")
 
 
-def test_down_where_nothing_ever_ran_is_fine(tmp_path):
-    result = slugline("down", "--data", str(tmp_path / "none"))
-    assert (result.returncode, result.stderr) == (0, "the stack is down\n")
+def test_the_version_is_that_of_the_package(slugline):
+    assert slugline.apart("--version").out == f"slugline {__version__}\n"
+
+
+def test_a_reader_of_the_help_that_has_gone_is_no_failed_run(slugline):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = slugline.process("--help", stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (process.communicate()[1], process.returncode) == (b"", 141)
+
+
+def test_down_where_nothing_ever_ran_is_fine(slugline, tmp_path):
+    said = slugline("down", "--data", tmp_path / "none")
+    assert (said.code, said.err) == (0, "the stack is down\n")
     assert not (tmp_path / "none").exists()
 
 
-def test_status_where_nothing_ever_ran_says_so(tmp_path):
-    result = slugline("status", "--data", str(tmp_path / "none"))
-    assert result.returncode == 1
-    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
+def test_status_where_nothing_ever_ran_says_so(slugline, tmp_path):
+    said = slugline("status", "--data", tmp_path / "none")
+    assert said.code == 1
+    assert [row[:2] for row in said.rows] == [
         [name, "down"] for name in ("s3", "prefect", "metrics", "worker", "rescue")
     ]
 
 
-def test_help_loads_neither_torch_nor_prefect_and_is_quick():
+def test_help_loads_neither_torch_nor_prefect_and_is_quick(slugline):
     code = (
         "import sys, flows.cli\n"
         "try: flows.cli.main(['train', '--help'])\n"
@@ -100,8 +109,7 @@ def test_help_loads_neither_torch_nor_prefect_and_is_quick():
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-    # The best of three: other tests share the machine.
-    assert min(_seconds("--help") for _ in range(3)) < 0.5
+    assert slugline.takes_less(0.5, "--help")
 
 
 def view(slug: str, state: str, message: str = "") -> RunView:
@@ -121,15 +129,9 @@ def view(slug: str, state: str, message: str = "") -> RunView:
 
 def test_a_list_stands_in_columns_however_short_its_slugs_and_says_why_a_run_is_not_well():
     runs = [view("ab", "Completed", "done"), view("c", "Waiting", "no bucket\n" + "x" * 100)]
-    head, first, second, why = _table(runs, columns=40)
+    head, first, second, why = table(runs, columns=40)
     assert (head.index("STATE"), head.index("SCHEDULED (UTC)")) == (6, 17)
     assert first.index("Completed") == second.index("Waiting") == 6
     assert first.index("2027-01-01 00:00:00") == 17
     assert first.index("/at") == head.index("LOCATION")
     assert why == f"  no bucket {'x' * 28}"
-
-
-def _seconds(*arguments: str) -> float:
-    began = time.perf_counter()
-    slugline(*arguments)
-    return time.perf_counter() - began

@@ -54,6 +54,12 @@ def test_ports_are_remembered(directory):
     assert DataDirectory.at(directory.path).ports() == Ports(prefect=1, metrics=2, s3=3)
 
 
+def test_keys_that_are_none_are_named_with_the_way_out(directory):
+    (directory.path / "secrets.json").write_text("")
+    with pytest.raises(StackError, match=r"secrets.json does not hold the stack's keys: .*: remove it"):
+        directory.secrets()
+
+
 def test_ports_that_were_edited_into_nonsense_are_named(directory):
     (directory.path / "stack.json").write_text('{"ports":{"s3":"x"}}')
     with pytest.raises(StackError, match=r"stack.json does not hold the ports: .*: correct it or remove it"):

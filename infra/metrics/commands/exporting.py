@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -123,4 +123,5 @@ def _opened(output: str) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise Unavailable(f"{output} cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what cannot be written cannot be cleared away either
+            temporary.unlink()

@@ -38,8 +38,10 @@ Reply = tuple[str, Mapping[str, Any] | orjson.Fragment] | Refused
 """An answer, its data perhaps encoded already; or why there is none."""
 
 _PREFIX = "syvain.v2."
-_MAX_DIGITS = 400
-"""No double has more before its point: what is longer is infinite, and refused as such."""
+_MAX_DIGITS = 20
+"""Of an integer of 64 bits, with its sign."""
+_LONG = re.compile(rb"[0-9]{19}")
+"""Fewer digits fit into 64 bits."""
 _PLAIN = re.compile(r"[ !#-\[\]-~]*")
 """Texts that JSON writes as they are."""
 
@@ -96,23 +98,16 @@ def decode_loosely(body: bytes) -> Any:
         Refused: It is no JSON even so.
     """
     try:
-        return _loads(body)
+        # The C decoder calls Python for every integer then: only where one may be too long for 64 bits.
+        return json.loads(body, parse_int=_integer if _LONG.search(body) else None)
     except (ValueError, RecursionError) as error:
         raise Refused("malformed_request", f"the body is not JSON: {error}") from error
 
 
-def _loads(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise
-    except ValueError:  # an integer of more digits than Python takes
-        return json.loads(body, parse_int=_integer)
-
-
 def _integer(text: str) -> float:
-    """Return an integer, or the double nearest to one that nobody could store."""
-    return int(text) if len(text) <= _MAX_DIGITS else float(text)
+    """Return an integer of 64 bits, or the double nearest to a larger one, which may be infinite."""
+    number = int(text) if len(text) <= _MAX_DIGITS else None
+    return number if number is not None and -(2**63) <= number < 2**64 else float(text)
 
 
 def convert(decoded: Any, kind: type[T]) -> T:

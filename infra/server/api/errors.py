@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from infra.server.api.routes import methods_at
 from infra.server.refusals import Refused
 
 if TYPE_CHECKING:
@@ -53,13 +54,19 @@ def install(app: FastAPI) -> None:
         return error_response(Refused("malformed_request", f"{where}: {first['msg']}"))
 
     @app.exception_handler(HTTPException)
-    async def http(_request: Request, error: HTTPException) -> Response:
+    async def http(request: Request, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
         refusal = Refused("not_found", "there is nothing at this address")
         if error.status_code != 404:
             refusal.code, refusal.message = "malformed_request", str(error.detail)
             refusal.status = error.status_code
+        if error.status_code == 405:
+            # The framework names the methods of the first route alone; of a file of the pages, none.
+            methods = methods_at(request.app.routes, request.scope["path"]) or ["GET", "HEAD"]
+            headers["Allow"] = ", ".join(methods)
+            refusal.message = f"this address takes {headers['Allow']}, got {request.method[:20]!a}"
         response = error_response(refusal)
-        response.headers.update(error.headers or {})
+        response.headers.update(headers)
         return response
 
     @app.exception_handler(ClientDisconnect)

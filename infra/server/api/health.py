@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Readiness", "router"]
 
 _KEPT_S = 1.0
-_PATIENCE_S = 10.0
+_PATIENCE_S = 12.0
+"""Longer than the commit before ours and then ours may each wait for a lock, 5 s: so that is what is said."""
 _BODY = b'{"status":"ok"}'
 
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.routing import APIRoute
 
 from infra.server.api import event_schemas
 from infra.server.api.body import BoundedRoute
 from infra.server.api.context import GuardedRoute
 from infra.server.api.described import Operation, describe, operation_of
+from infra.server.api.routes import routes_of
 from infra.server.refusals import statuses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable
 
-    from starlette.routing import BaseRoute
+    from fastapi.routing import APIRoute
 
-__all__ = ["document", "install", "routes_of"]
+__all__ = ["document", "install"]
 
 router = APIRouter(route_class=BoundedRoute, tags=["health"])
 Schema = dict[str, Any]
@@ -78,16 +78,6 @@ def install(app: FastAPI) -> None:
         return made[0]
 
     app.openapi = once  # type: ignore[method-assign]  # FastAPI's own hook for it
-
-
-def routes_of(routes: Sequence[BaseRoute]) -> Iterator[APIRoute]:
-    """Yield every route for people and programs, those of included routers too."""
-    for route in routes:
-        inner = getattr(route, "original_router", None)
-        if inner is not None:
-            yield from routes_of(inner.routes)
-        elif isinstance(route, APIRoute):
-            yield route
 
 
 def document(app: FastAPI) -> Schema:

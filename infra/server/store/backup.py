@@ -6,7 +6,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from infra.server.refusals import StoreUnavailable, Unusable
@@ -158,7 +158,8 @@ def _replacing(file: Path) -> Iterator[Path]:
         raise Unusable(f"{file} cannot be written: {error.strerror or error}") from error
     finally:
         for left in (temporary, *(temporary.with_name(temporary.name + end) for end in _BESIDE)):
-            left.unlink(missing_ok=True)
+            with suppress(OSError):  # what cannot be written cannot be cleared away either
+                left.unlink()
 
 
 _BESIDE = ("-journal", "-wal", "-shm")

@@ -1,20 +1,22 @@
-"""Streams: the points of a series along an axis, a frame at a time, holding no more of it than overlaps.
+"""Streams: the points of a series along an axis, a frame at a time; about a million at most are held.
 
 What arrived in order is read a chunk at a time. Where attempts repeated steps, chunks overlap along the axis:
-those that do are merged, and what lies before the next one goes out. Each chunk is read in a view of its own,
-so a slow reader holds no view of the database; what arrives meanwhile is left out.
+those that do are merged, and what lies before the next one goes out. What arrived in no order at all is read
+several times, each time for the part that comes next. Each chunk is read in a view of its own, so a slow
+reader holds no view of the database; what arrives meanwhile is left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from infra.server.store import blocks
 from infra.server.store.blocks import CHUNK_POINTS, Block
-from infra.server.store.points import Points, join, newest_copies
+from infra.server.store.points import NO_STEP, Points, join, newest_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,8 +31,11 @@ __all__ = ["FRAME_POINTS", "Order", "stream", "stream_each"]
 
 T = TypeVar("T")
 FRAME_POINTS = 8192
-_MERGED_POINTS = 16 * CHUNK_POINTS
+_HELD_POINTS = 16 * CHUNK_POINTS
 """So many points may wait for the next chunk before those that come before it are sorted out."""
+_FAR = 2**62
+_Place: TypeAlias = tuple[int, int]
+"""Where a point stands in an order: along the axis, then by arrival; both negated where it descends."""
 
 
 class Reads(Protocol):
@@ -50,6 +55,11 @@ class Order:
     axis: Axis = "step"
     descending: bool = False
     newest: Mapping[int, int] | None = None
+
+    @property
+    def sign(self) -> int:
+        """What makes places along the axis grow in this order: -1 where it is descending."""
+        return -1 if self.descending else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +131,27 @@ def _ordered(reads: Reads, one: Series, order: Order) -> Iterator[_Arrived]:
 
 
 def _merged(reads: Reads, one: Series, order: Order) -> Iterator[_Arrived]:
-    """Yield all points in order, each part after the one before it along the axis."""
-    waiting = _Waiting(order)
-    for block in _in_order(_joined(reads(lambda view: blocks.layout(view, one.id)), one.num_points), order):
-        low, high = _span(block, order)
-        if (ready := waiting.before(low)) is not None:
-            yield ready
-        points = reads(lambda view, block=block: blocks.read(view, one.id, block.first, block.end))  # type: ignore[misc]
-        waiting.add(_Arrived(points, np.arange(block.first, block.end)), high)
-    if (rest := waiting.rest()) is not None:
-        yield rest
+    """Yield all points in order, each part after the one before it.
+
+    Where more of them overlap than are held, the last are let go of. What is up to the limit that this makes
+    goes out, and the blocks that reach beyond it are read once more.
+    """
+    found = _joined(reads(lambda view: blocks.layout(view, one.id)), one.num_points)
+    spans = sorted((*_span(block, order), block.first, block.end) for block in found)
+    after: _Place | None = None
+    while spans:
+        held = _Held(order, after)
+        for low, high, first, end in spans:
+            if held.limit is not None and low > held.limit:
+                break
+            if (ready := held.before(low)) is not None:
+                yield ready
+            points = reads(partial(blocks.read, series_id=one.id, first=first, end=end))
+            held.add(_Arrived(points, np.arange(first, end)), high)
+        if (rest := held.rest()) is not None:
+            yield rest
+        after = held.limit
+        spans = [span for span in spans if after is not None and span[1] > after]
 
 
 def _joined(layout: Sequence[Block], num_points: int) -> list[Block]:
@@ -162,14 +183,20 @@ def _cut(block: Block, num_points: int) -> Block:
     return Block(block.first, num_points - block.first, *spans, block.has_summary)
 
 
-def _span(block: Block, order: Order) -> tuple[int, int]:
-    """Return where a block begins and ends in the order that is asked for."""
+def _span(block: Block, order: Order) -> tuple[_Place, _Place]:
+    """Return the places between which the points of a block are, both included."""
     low, high = block.span(order.axis)
-    return (-high, -low) if order.descending else (low, high)
+    if order.descending:
+        return (-high, 1 - block.end), (-low, -block.first)
+    return (low, block.first), (high, block.end - 1)
 
 
-def _in_order(found: list[Block], order: Order) -> list[Block]:
-    return sorted(found, key=lambda block: _span(block, order))
+def _up_to(part: _Arrived, place: _Place, order: Order) -> NDArray[np.bool_]:
+    """Say of each point whether it is at or before a place."""
+    key, arrival = place
+    keys, arrivals = order.sign * part.points.key(order.axis), order.sign * part.arrivals
+    up_to: NDArray[np.bool_] = (keys < key) | ((keys == key) & (arrivals <= arrival))
+    return up_to
 
 
 def _sorted(part: _Arrived, order: Order) -> _Arrived:
@@ -181,48 +208,65 @@ def _sorted(part: _Arrived, order: Order) -> _Arrived:
     return part.take(np.arange(len(part.arrivals))[::-1]) if order.descending else part
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Points that later blocks may have to come between."""
+class _Held:
+    """What one pass holds: points after `after`, up to `limit`, that a later block may still come between."""
 
-    order: Order
-    parts: list[_Arrived] = field(default_factory=list)
-    high: int = 0
-    num_points: int = 0
-    enough: int = _MERGED_POINTS
+    def __init__(self, order: Order, after: _Place | None) -> None:
+        self.limit: _Place | None = None
+        self._order = order
+        self._after = after
+        self._parts: list[_Arrived] = []
+        self._num_points = 0
+        self._high: _Place = (-_FAR, -_FAR)
 
-    def add(self, part: _Arrived, high: int) -> None:
-        """Take the points of a block; `high` is where they end."""
-        self.high = max(self.high, high) if self.parts else high
-        self.parts.append(part)
-        self.num_points += len(part.arrivals)
+    def add(self, part: _Arrived, high: _Place) -> None:
+        """Take what belongs to this pass of the points of a block that ends at `high`."""
+        if self._after is not None:
+            part = part.take(~_up_to(part, self._after, self._order))
+        if self.limit is not None:
+            part = part.take(_up_to(part, self.limit, self._order))
+        self._parts.append(part)
+        self._num_points += len(part.arrivals)
+        self._high = max(self._high, high)
 
-    def before(self, low: int) -> _Arrived | None:
-        """Return what lies before the next block, if that is all there is or if there is much of it."""
-        if not self.parts:
-            return None
-        if self.high < low:
+    def before(self, low: _Place) -> _Arrived | None:
+        """Return what comes before a block that begins at `low`, if that is all or if there is much."""
+        key, arrival = low
+        last = (key, -_FAR if self._keeps_whole_steps(key) else arrival - 1)
+        if self._high <= last:
             return self.rest()
-        if self.num_points < self.enough:
+        if self._num_points < _HELD_POINTS:
             return None
-        joined = self._joined()
-        keys = joined.points.key(self.order.axis)
-        ready = (-keys if self.order.descending else keys) < low
-        left = joined.take(~ready)
-        self.parts, self.num_points = [left], len(left.arrivals)
-        self.enough = max(_MERGED_POINTS, 2 * self.num_points)
-        return _sorted(joined.take(ready), self.order) if ready.any() else None
+        held = self._taken()
+        is_ready = _up_to(held, last, self._order)
+        if not is_ready.any():
+            self._put_back(held)
+            return None
+        self._put_back(held.take(~is_ready))
+        return _sorted(held.take(is_ready), self._order)
 
     def rest(self) -> _Arrived | None:
-        """Return everything that waits."""
-        if not self.parts:
-            return None
-        joined = self._joined()
-        self.parts, self.num_points, self.enough = [], 0, _MERGED_POINTS
-        return _sorted(joined, self.order)
+        """Return everything that is held."""
+        return _sorted(self._taken(), self._order) if self._num_points else None
 
-    def _joined(self) -> _Arrived:
-        if len(self.parts) == 1:
-            return self.parts[0]
-        arrivals = np.concatenate([part.arrivals for part in self.parts])
-        return _Arrived(join(part.points for part in self.parts), arrivals)
+    def _taken(self) -> _Arrived:
+        parts, self._parts, self._num_points = self._parts, [], 0
+        if len(parts) == 1:
+            return parts[0]
+        arrivals = np.concatenate([part.arrivals for part in parts])
+        return _Arrived(join(part.points for part in parts), arrivals)
+
+    def _put_back(self, part: _Arrived) -> None:
+        """Hold what is not ready, and no more than half of what may be held."""
+        if len(part.arrivals) > _HELD_POINTS // 2:
+            part = _sorted(part, self._order)
+        if len(part.arrivals) > _HELD_POINTS // 2:
+            part = part.take(np.arange(_HELD_POINTS // 2))  # a slice would keep the rest in memory
+            key = self._order.sign * int(part.points.key(self._order.axis)[-1])
+            arrival = self._order.sign * int(part.arrivals[-1])
+            self.limit = (key, _FAR if self._keeps_whole_steps(key) else arrival)
+        self._parts, self._num_points = [part], len(part.arrivals)
+
+    def _keeps_whole_steps(self, key: int) -> bool:
+        """Whether the copies of a step must stay together, so that the newest of them can be told."""
+        return self._order.newest is not None and key != self._order.sign * NO_STEP

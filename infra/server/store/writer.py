@@ -139,8 +139,8 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - the writer outlives whatever one commit met
             failed = True
             self._forget()
-            _logger.warning("a commit failed, nothing of it was applied: %s", error)
             failure = unavailable(error) if isinstance(error, DBAPIError) else StoreUnavailable(str(error))
+            _logger.warning("a commit failed, nothing of it was applied: %s", failure)
             for unit in units:
                 unit.outcome, unit.error = None, failure
         if self.observe is not None:

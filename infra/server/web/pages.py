@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
@@ -31,6 +32,12 @@ router = APIRouter()
 async def front() -> Response:
     """The dashboard, which sees to it who asks."""
     return RedirectResponse("/dashboard", 307)
+
+
+@router.get("/app/experiments/{experiment_id}")
+async def printed(experiment_id: str) -> Response:
+    """One experiment at the address that the newest public collector prints: its page says who may look."""
+    return RedirectResponse(f"/dashboard/experiments/{quote(experiment_id, safe='')}", 307)
 
 
 @router.get("/dashboard")

@@ -59,7 +59,7 @@ def experiment(connection: Connection, organisation_id: int, uid: str, now_ms: i
         "tab": "metrics",
         "meta": json.dumps(json.loads(row.meta), indent=2, ensure_ascii=False),
         "attempts": lifecycle.num_started(connection, row.id),
-        "step": max((value["step"] for value in values), default=None),
+        "step": max((value["step"] for value in values if value["step"] is not None), default=None),
         "metrics": list(dict.fromkeys(value["name"] for value in values)),
         "values": values,
         "annotations": [_note(one) for one in notes],
@@ -112,6 +112,7 @@ def _head(row: AnyRow, paths: dict[int | None, str], now_ms: int) -> dict[str, A
     return {
         "id": row.uid,
         "slug": row.slug,
+        "name": row.display_name,
         "description": row.description,
         "status": row.status,
         "quiet": lifecycle.quiet_ms(row, now_ms) is not None,

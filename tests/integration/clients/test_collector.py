@@ -1,5 +1,6 @@
 """The public collector, unmodified: what it is told is stored, whatever happens in between."""
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def values(client, experiment_id, name="loss"):
     return [value for _, _, value in client.points(experiment_id)[name, ()]]
 
 
-def test_thousands_of_metrics_in_partitions_come_back_bit_for_bit(server, client, collecting, slug):
+def test_thousands_of_metrics_in_partitions_come_back_bit_for_bit(server, client, collecting, attached, slug):
     experiment = collecting(server).experiment(slug, "what it is", {"größe": [1, {"lr": 1e-5}], "none": None})
     told: dict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[int, int, float]]] = {}
     with experiment.run():
@@ -64,6 +65,14 @@ def test_thousands_of_metrics_in_partitions_come_back_bit_for_bit(server, client
     assert {key: repr(rows) for key, rows in found.items()} == {
         key: repr(rows) for key, rows in told.items()
     }, "repr tells -0.0 from 0.0"
+    read_back = attached().execute(
+        "SELECT metadata, step, epoch_ms(timestamp), value FROM m.series"
+        " WHERE experiment_slug = ? AND metric_name = 'loss'",
+        [slug],
+    )
+    assert sorted(
+        repr((sorted(json.loads(metadata).items()), *point)) for metadata, *point in read_back.fetchall()
+    ) == sorted(repr((list(key[1]), *point)) for key, points in told.items() for point in points)
     record = client.record(experiment.id)
     assert (record["slug"], record["description"], record["status"]) == (slug, "what it is", "done")
     assert record["meta"] == {"größe": [1, {"lr": 1e-5}], "none": None}

@@ -3,6 +3,10 @@
 import json
 import uuid
 
+import pytest
+
+from flows.check import check_folder
+from runtime.errors import Rejected
 from tests.support.telemetry_runs import RunAtServer
 
 DIGEST = "ab" * 32
@@ -52,7 +56,7 @@ def test_show_says_how_a_run_goes_and_how_its_checks_judge_it(div, client, name)
     assert (shown["points"], shown["keys"], shown["dropped"]) == ("2", "step loss", "2")
     assert shown["result"] == '{"f1": 0.97}'
     assert shown["check 1"] == "passed: f1 >= 0.9, got 0.97"
-    assert shown["check 2"] == "failed: loss < 1.0: the result has no loss"
+    assert shown["check 2"] == "failed: loss < 1: the result has no loss"
     assert shown["attempt 1"].startswith("from point 1, 20")
     assert shown["page"].endswith(
         f"/dashboard/experiments/{div.ok('show', name, '--json').json['experiment_id']}"
@@ -101,3 +105,15 @@ def test_standard_output_is_nothing_but_data(div, run):
         said = div.ok(*arguments, "--json")
         assert said.err == ""
         json.loads(said.out)
+
+
+def test_a_folder_is_looked_for_before_an_experiment_is_scheduled(server, monkeypatch):
+    monkeypatch.setenv("O41_METRICS_HOST", server.url)
+    monkeypatch.setenv("O41_METRICS_API_KEY", server.key)
+    check_folder(None)
+    check_folder("/")
+    with pytest.raises(Rejected, match=r'no folder has the path "/nowhere"; syvain-metrics folder create'):
+        check_folder("/nowhere")
+    # Another Metrics may be in a worker's reach.
+    monkeypatch.setenv("O41_METRICS_HOST", "http://127.0.0.1:9")
+    check_folder("/nowhere")

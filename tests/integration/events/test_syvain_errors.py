@@ -1,6 +1,7 @@
 """Every row of the protocol's error tables, over real HTTP. The sender is stepped by hand: nothing waits."""
 
 import logging
+import threading
 
 import pytest
 
@@ -244,6 +245,25 @@ def test_a_dropped_connection_repeats_the_same_ids(stub, driver):
     assert sent(stub) == [[1, 2, 3]] * 3
     assert stub.num_repeated == 3
     assert driver.stored == [0, 1, 2, 3]
+
+
+def test_an_answer_that_does_not_come_in_time_repeats_the_same_ids(stub, driver):
+    release = threading.Event()
+
+    def late(server, request):
+        assert release.wait(10)
+        return metrics_stub.applied_then_dropped(server, request)
+
+    stub.next("write", late)
+    driver.client._http.timeout = 0.1
+    driver.run(until_trouble=True)
+    release.set()
+    driver.client._http.timeout = 2
+    driver.run()
+    assert sent(stub) == [[1, 2, 3]] * 2
+    assert stub.num_repeated == 3
+    assert driver.stored == [0, 1, 2, 3]
+    assert not driver.sender.dropped
 
 
 def test_new_events_wait_for_the_batch_before_them(stub, driver):

@@ -49,7 +49,7 @@ class Site:
 
     @contextlib.contextmanager
     def attempt(
-        self, page: RunPage, number: int = 1, *, left: Path | None = None, **secrets: str
+        self, page: RunPage, number: int = 1, *, left: dict[int, Path] | None = None, **secrets: str
     ) -> Iterator[None]:
         """An attempt, while the page's thread is at work."""
         ticking = Every(0.05, page.tick, name="page")
@@ -108,6 +108,7 @@ def test_a_run_that_has_no_record_gets_one_and_says_how_it_goes(site):
         site.write({"loss": 1.5})
         running = wait_until(lambda: (run := site.run("born")).get("state") == "running" and run, within_s=10)
         assert (running["attempt"], running["flow_run_id"], running["command"]) == (1, "f", ["true"])
+        assert page.address == running["page"]
         wait_until(lambda: site.points("born"), within_s=10)  # while it runs
         wait_until(lambda: site.get("runs/born/log").text == "one\n", within_s=10)
     page.retrying("killed by SIGKILL; resuming")
@@ -279,23 +280,41 @@ def test_rescue_says_what_a_flow_process_could_not(site):
     report_end(Record(slug="rescued", kind="train"), {"state": "done"}, {"XDG_CONFIG_HOME": "/nowhere"})
 
 
-def test_what_the_attempt_before_printed_when_its_flow_process_was_gone_is_told_by_the_next(site):
+def test_who_found_a_run_dead_does_not_speak_over_an_attempt_that_has_begun_since(site):
+    """The page of a run that ran again said for a moment that it is retried."""
+    record = Record(slug="overtaken", kind="train")
+    rescue = RunWriter(metrics_settings(site.environment), record)
+    rescue.cursor()
+    attempt = RunWriter(metrics_settings(site.environment), record)
+    attempt.tell({"state": "running", "attempt": 1})
+    with pytest.raises(Refused):
+        rescue.tell_from_outside({"state": "retrying"})
+    assert site.run("overtaken")["state"] == "running"
+    for api in (rescue, attempt):
+        api.close()
+
+
+def test_what_attempts_before_printed_when_their_flow_processes_were_gone_is_told_by_the_next(site):
+    """Of the second, killed before it could tell anything, nothing was there; the first's end was lost."""
     page = site.page("died")
-    site.log.write_text("one\n")
+    logs = {number: site.folder / f"log-{number}" for number in (1, 2, 3)}
+    site.log = logs[1]
+    site.log.write_bytes(b"one \xff\n")
     with site.attempt(page):
-        wait_until(lambda: site.get("runs/died/log").text == "one\n", within_s=10)
+        wait_until(lambda: site.get("runs/died/log").text == "one \ufffd\n", within_s=10)
     page.close(timeout_s=10)
-    before = site.log
-    with before.open("a") as file:  # in its notice, when nobody looks any more
+    with site.log.open("a") as file:  # in its notice, when nobody looks any more
         file.write("saved\n")
-    site.log = site.folder / "log-2"
-    site.log.write_text("two\n")
+    logs[2].write_text("two\n")
+    site.log = logs[3]
+    site.log.write_text("three\n")
     page = site.page("died")
-    with site.attempt(page, 2, left=before):
-        wait_until(lambda: site.get("runs/died/log?attempt=2").text == "two\n", within_s=10)
-        wait_until(lambda: site.get("runs/died/log?attempt=1").text == "one\nsaved\n", within_s=10)
+    with site.attempt(page, 3, left={number: logs[number] for number in (1, 2)}):
+        wait_until(lambda: site.get("runs/died/log?attempt=3").text == "three\n", within_s=10)
     page.close(timeout_s=10)
-    assert site.run("died")["attempt"] == 2
+    told = [site.get(f"runs/died/log?attempt={number}").text for number in logs]
+    assert told == ["one \ufffd\nsaved\n", "two\n", "three\n"]
+    assert site.run("died")["attempt"] == 3
 
 
 def test_another_try_of_an_attempt_keeps_its_number_whatever_is_left_of_the_one_before(site):
@@ -307,7 +326,7 @@ def test_another_try_of_an_attempt_keeps_its_number_whatever_is_left_of_the_one_
         before.write_text("of the second\n")
         site.log = site.folder / "log-3"
         site.log.write_text("of the third\n")
-        with site.attempt(page, 3, left=before):
+        with site.attempt(page, 3, left={2: before}):
             wait_until(lambda: site.get("runs/tries/log?attempt=2").text == "of the second\n", within_s=10)
         page.close(timeout_s=10)
     assert site.run("tries")["attempt"] == 3

@@ -58,6 +58,7 @@ BESIDES: dict[str, Callable[[Scenarios], Any]] = {
     "SIGTERM between two attempts": Scenarios.sigterm_flow_while_it_resumes,
 }
 LAST = "trainer, flow process and worker are killed and the server restarts"
+NEAR = "the server is killed and restarts"
 TABLE = {row[0]: row[1:] for row in rows_of(DOCS, "what happens")}
 
 
@@ -89,22 +90,27 @@ def outcomes(still_environment: None, stack: PrefectStack) -> Iterator[dict[str,
             for name, scenario in {**SCENARIOS, **BESIDES}.items()
         }
 
-        def last() -> Outcome:
+        def last() -> tuple[Outcome, Outcome]:
             for future in futures.values():
                 future.exception()
             return in_thread(stack, scenarios.kill_all_and_restart_server)
 
-        with ThreadPoolExecutor(1) as alone:
-            yield {**futures, LAST: alone.submit(last)}
+        with ThreadPoolExecutor(3) as alone:
+            both = alone.submit(last)
+            yield {
+                **futures,
+                LAST: alone.submit(lambda: both.result()[0]),
+                NEAR: alone.submit(lambda: both.result()[1]),
+            }
             stack.close()  # what still waits after a failure need not wait any longer
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def test_every_line_of_the_table_is_a_scenario():
-    assert set(TABLE) == {*SCENARIOS, LAST}
+    assert set(TABLE) == {*SCENARIOS, LAST, NEAR}
 
 
-@pytest.mark.parametrize("name", [*SCENARIOS, LAST])
+@pytest.mark.parametrize("name", [*SCENARIOS, LAST, NEAR])
 def test_what_happens_ends_as_the_table_says(outcomes, name):
     outcome = outcomes[name].result()
     who, attempts, state = TABLE[name]
@@ -140,9 +146,9 @@ def test_a_cancelled_run_is_resumed_where_it_was_interrupted(outcomes):
     assert 0 < facts["kept_step"] == facts["resumed_step"] < STEPS
 
 
-def test_a_finished_run_that_is_scheduled_again_trains_nothing(outcomes):
+def test_a_finished_run_that_is_scheduled_again_has_its_new_parameters_and_trains_nothing(outcomes):
     facts = outcomes["a finished run is scheduled again"].result().facts
-    assert facts == {"refused_while_live": True, "same_checkpoints": True}
+    assert facts == {"refused_while_live": True, "same_checkpoints": True, "failures": 1}
 
 
 def test_a_run_that_was_done_when_its_flow_process_ended_is_completed_without_another_attempt(outcomes):

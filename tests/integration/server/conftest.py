@@ -8,11 +8,22 @@ from tests.support.databases import KINDS
 from tests.support.metrics_server import server_on
 
 
-@pytest.fixture(scope="session", params=KINDS)
-def server(request, tmp_path_factory):
-    data = tmp_path_factory.mktemp("metrics") / "data"
-    with server_on(request.param, data, request) as server:
+@pytest.fixture(scope="session")
+def sqlite_server(request, tmp_path_factory):
+    with server_on("sqlite", tmp_path_factory.mktemp("metrics") / "data", request) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgresql_server(request, tmp_path_factory):
+    with server_on("postgresql", tmp_path_factory.mktemp("metrics") / "data", request) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def server(request):
+    """Either; both go on to the end of the session, whichever is asked for."""
+    return request.getfixturevalue(f"{request.param}_server")
 
 
 @pytest.fixture

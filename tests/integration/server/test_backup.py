@@ -182,6 +182,8 @@ def test_the_database_itself_is_no_place_for_its_backup(tmp_path):
         upkeep.backup(DataDir(tmp_path / "none"), tmp_path / "backup")
     with pytest.raises(Unusable, match="cannot be written"):
         upkeep.backup(place, tmp_path / "none" / "backup")
+    with pytest.raises(Unusable, match="cannot be written: Not a directory"):
+        upkeep.backup(place, place.database / "backup")
 
 
 def test_without_the_programs_of_postgresql_an_error_says_what_to_run(postgres, tmp_path, monkeypatch):

@@ -125,9 +125,9 @@ def test_a_disk_without_room_is_503_and_needs_nobody_when_there_is_room_again(se
     assert response.status_code == 503
     assert response.headers["retry-after"] == "2"
     assert response.json()["error"]["details"] == "code=unavailable"
-    assert client.post(
-        [{"messageId": "0", "event": "syvain.v2.experiment.open", "data": {"slug": "b"}}]
-    ).is_error
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))  # nor within what it has
+    small = client.post([{"messageId": "0", "event": "syvain.v2.experiment.open", "data": {"slug": "b"}}])
+    assert small.status_code == 503
     assert client.points(experiment.id) == {}
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, unlimited)
     experiment.send(*events)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import time
 import uuid
 
@@ -221,6 +222,12 @@ def test_a_batch_above_the_limit_is_refused_whole_with_the_limit_named(client, e
 
 
 def test_a_metric_takes_4096_partitions_and_refuses_the_next_for_its_event_alone(client, experiment):
+    def num_refused():
+        text = client.http.get("/metrics").text
+        (count,) = re.findall(r"^slugline_metrics_partitions_refused (\S+)$", text, re.MULTILINE)
+        return float(count)
+
+    before = num_refused()
     for first in range(0, 4096, 1000):
         last = min(first + 1000, 4096)
         experiment.send(*[experiment.metric("m", 1.0, 0, meta={"k": str(key)}) for key in range(first, last)])
@@ -230,6 +237,7 @@ def test_a_metric_takes_4096_partitions_and_refuses_the_next_for_its_event_alone
         experiment.metric("other", 1.0, 0),
     )
     assert codes(replies) == ["series_limit_exceeded", None, None]
+    assert num_refused() == before + 1, "and counted"
     (series,) = [
         one
         for one in client.data("query.catalog", experimentId=experiment.id)["series"]

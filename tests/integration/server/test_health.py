@@ -17,8 +17,8 @@ from tests.support.rest import Rest
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "metrics.sqlite3", busy_timeout_ms=50)
+def store(file_address):
+    store = Store(file_address, busy_timeout_ms=50)
     yield store
     store.close()
 

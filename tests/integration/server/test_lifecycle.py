@@ -25,10 +25,11 @@ def test_a_run_goes_from_created_over_running_to_done_with_its_times(client, exp
     assert [record[key] for key in ("status", "startedAtMs", "doneAtMs")] == ["done", 1_000, 2_000]
 
 
-def test_a_start_after_a_done_runs_again_and_keeps_the_first_start(client, experiment, slug):
-    experiment.send(experiment.event("start", timestampMs=1_000), experiment.event("error", error="E: x"))
+@pytest.mark.parametrize(("status", "data"), [("done", {}), ("error", {"error": "E: x"})])
+def test_a_start_after_an_end_runs_again_and_keeps_the_first_start(client, experiment, slug, status, data):
+    experiment.send(experiment.event("start", timestampMs=1_000), experiment.event(status, **data))
     resumed = client.open(slug)
-    assert client.record(experiment.id)["status"] == "error", "opening alone changes no status"
+    assert client.record(experiment.id)["status"] == status, "opening alone changes no status"
     resumed.send(resumed.event("start", timestampMs=3_000))
     record = client.record(experiment.id)
     assert [record[key] for key in ("status", "error", "startedAtMs", "doneAtMs")] == [

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 
 from infra.server.api import event_schemas, org_events
 from infra.server.api.app import create_app
-from infra.server.api.openapi import routes_of
+from infra.server.api.routes import routes_of
 from infra.server.store.store import Store
 from tests.support.metrics_server import MetricsClient, running_server
 from tests.support.rest import Rest
@@ -31,6 +31,7 @@ CHECKS = [
 ]
 PAGES = {
     "/",
+    "/app/experiments/{experiment_id}",
     "/dashboard",
     "/dashboard/experiments/{experiment_id}",
     "/dashboard/experiments/{experiment_id}/telemetry",
@@ -190,7 +191,7 @@ def _try(operation, key, known):
 
     @given(case=operation.as_strategy(), of_something=st.booleans())
     @settings(
-        max_examples=15,
+        max_examples=8,
         deadline=None,
         database=None,
         derandomize=True,

@@ -47,14 +47,14 @@ def test_open_gives_a_token_for_24_hours_and_says_what_the_server_takes(client, 
 
 
 def test_a_new_record_has_every_key(client, slug):
-    experiment = client.open(slug, description="eins", meta={"a": [1.0, "\x00", None]})
+    experiment = client.open(slug, description="eins", meta={"a": [1.0, "\x00", None], "seed": 2**127})
     record = client.record(experiment.id)
     assert set(record) >= {
         *("experimentId", "slug", "description", "meta", "status", "error", "createdAtMs", "updatedAtMs"),
         *("startedAtMs", "doneAtMs", "lastEventAtMs", "experimentRevision", "seriesRevision"),
     }
     assert (record["slug"], record["description"], record["status"]) == (slug, "eins", "created")
-    assert record["meta"] == {"a": [1.0, "\x00", None]}
+    assert repr(record["meta"]) == repr({"a": [1.0, "\x00", None], "seed": 2.0**127})
     assert [record[key] for key in ("error", "startedAtMs", "doneAtMs", "lastEventAtMs")] == [None] * 4
 
 
@@ -118,7 +118,7 @@ def test_a_slug_is_counted_in_utf16_units_and_may_be_anything(client):
         ("folder.create", {"name": "x", "parentFolderId": "\ud800"}),
         ("\ud800", {}),
         ("experiment.open", {"slug": "a", "meta": {"\ud800": 1}}),
-        ("experiment.open", {"slug": "a", "meta": {"a": 2**64}}),
+        ("experiment.open", {"slug": "a", "meta": {"a": 10**400}}),
     ],
 )
 def test_what_no_strict_json_holds_costs_only_its_event_and_is_no_failure_of_ours(client, name, data):
@@ -263,7 +263,19 @@ class TestFolders:
         reply = client.ask("folder.create", name=name)
         assert (code(reply), reply["data"]["status"]) == ("folder_already_exists", 409)
         assert reply["data"]["details"] == {"folderId": folder_id}
-        client.data("folder.create", name=name, parentFolderId=folder_id)
+        inner = client.data("folder.create", name=name, parentFolderId=folder_id)["folderId"]
+        _, sibling = self.create(client)
+        move = {"folderId": inner, "fromFolderId": folder_id, "toFolderId": None}
+        for taken in (
+            client.ask("folder.rename", folderId=sibling, name=name),
+            client.ask("folder.move", **move),
+        ):
+            assert (code(taken), taken["data"]["details"]) == (
+                "folder_already_exists",
+                {"folderId": folder_id},
+            )
+        elsewhere = client.ask("folder.move", **(move | {"fromFolderId": sibling}))
+        assert (code(elsewhere), elsewhere["data"]["status"]) == ("folder_move_conflict", 409)
 
     def test_ids_survive_renames_and_moves(self, client):
         name, folder_id = self.create(client)

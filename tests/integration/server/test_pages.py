@@ -69,9 +69,25 @@ def test_the_bare_address_leads_to_the_list(server, filled, slug):
     assert slug in page.text
 
 
+def test_the_address_that_the_newest_collector_prints_leads_to_the_experiment(server, filled, slug):
+    page = httpx.get(f"{server.url}/app/experiments/{filled.id}", follow_redirects=True)
+    assert (page.status_code, page.url.path) == (200, f"/dashboard/experiments/{filled.id}")
+    assert slug in page.text
+    odd = httpx.get(f"{server.url}/app/experiments/a%3Fb%23c")
+    assert odd.headers["location"] == "/dashboard/experiments/a%3Fb%23c"
+
+
 def test_the_list_links_to_every_experiment(server, filled, slug):
     text = httpx.get(f"{server.url}/dashboard").text
     assert f'href="/dashboard/experiments/{filled.id}">{slug}</a>' in text
+
+
+def test_pages_call_an_experiment_by_its_display_name_and_say_its_slug(server, client, filled, slug):
+    address = f"/api/v1/experiments/{filled.id}"
+    client.http.patch(address, headers=client.authorization, json={"display_name": "Best & last"})
+    for text in (page(server, filled).text, httpx.get(f"{server.url}/dashboard").text):
+        assert "Best &amp; last" in text
+        assert slug in text
 
 
 def test_a_failed_run_shows_its_error(server, filled):

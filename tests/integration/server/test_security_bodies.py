@@ -39,7 +39,10 @@ class HastyProtocol(PatientProtocol):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """An application that waits for a client less long than ours does."""
+    """Two applications over one store: ours, and one that waits less long for a client than ours does.
+
+    Whatever is not about waiting is asked of ours: on a busy machine anybody is silent for half a second.
+    """
     store = Store(tmp_path_factory.mktemp("bodies") / "metrics.sqlite3")
 
     def first(connection):
@@ -47,8 +50,19 @@ def world(tmp_path_factory):
         return access.create_key(connection, organisation.id, "k", role="owner", now_ms=0)[1]
 
     key = store.write_now(first)
+    ours, hasty = streaming_app(store), streaming_app(store)
+    hasty.add_middleware(Patience, silence_s=SILENCE_S, grace_s=3 * SILENCE_S)
+    with served(ours) as url, served(hasty, HastyProtocol) as hasty_url:
+        clients = MetricsClient(url, key), MetricsClient(hasty_url, key)
+        yield (ours, clients[0]), (hasty, clients[1])
+        for client in clients:
+            client.close()
+    store.close()
+
+
+def streaming_app(store):
+    """An application with two addresses whose answers never end."""
     app = create_app(store, keyless=False)
-    app.add_middleware(Patience, silence_s=SILENCE_S, grace_s=3 * SILENCE_S)
     app.state.closed = threading.Event()
 
     @app.get("/endless")
@@ -74,21 +88,28 @@ def world(tmp_path_factory):
 
         return Streamed(request, lines(), media_type="text/plain")
 
-    with served(app, HastyProtocol) as url:
-        client = MetricsClient(url, key)
-        yield app, client
-        client.close()
-    store.close()
+    return app
 
 
 @pytest.fixture
 def client(world):
-    return world[1]
+    return world[0][1]
 
 
 @pytest.fixture
 def app(world):
-    return world[0]
+    return world[0][0]
+
+
+@pytest.fixture
+def hasty(world):
+    """A client of the application that waits for nobody."""
+    return world[1][1]
+
+
+@pytest.fixture
+def hasty_app(world):
+    return world[1][0]
 
 
 def head(client, path, length, *more, key=True):
@@ -118,31 +139,31 @@ def answers(client):
 # ---------------------------------------------------------------- slow clients
 
 
-def test_headers_that_do_not_come_in_time_close_the_connection(client):
-    with connected(client) as silent, connected(client) as halfway:
+def test_headers_that_do_not_come_in_time_close_the_connection(hasty):
+    with connected(hasty) as silent, connected(hasty) as halfway:
         halfway.sendall(b"POST /api/v2/events HTTP/1.1\r\nhost: x\r\n")
-        assert answers(client)
+        assert answers(hasty)
         assert received(silent) == received(halfway) == b""
 
 
-def test_headers_of_a_second_request_that_do_not_come_in_time_close_the_connection(client):
-    with connected(client) as connection:
+def test_headers_of_a_second_request_that_do_not_come_in_time_close_the_connection(hasty):
+    with connected(hasty) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         connection.sendall(b"GET /heal")
         assert received(connection) == b""
 
 
-def test_a_body_that_falls_silent_is_answered_with_408_and_holds_nobody_up(client, slug):
+def test_a_body_that_falls_silent_is_answered_with_408_and_holds_nobody_up(hasty, slug):
     """More of them than there are worker threads, and the writer writes on."""
-    experiment = client.open(slug)
-    waiting = [socket.create_connection(("127.0.0.1", client.http.base_url.port)) for _ in range(100)]
-    for connection in waiting:
-        connection.settimeout(10)
-        connection.sendall(head(client, "/api/v2/events", 1000) + b"[")
+    experiment = hasty.open(slug)
+    waiting = []
+    for _ in range(100):
+        waiting.append(socket.create_connection(("127.0.0.1", hasty.http.base_url.port), timeout=10))
+        waiting[-1].sendall(head(hasty, "/api/v2/events", 1000) + b"[")
     began = time.monotonic()
     experiment.send(experiment.metric("m", 1.0, 1))
-    assert client.record(experiment.id)["seriesRevision"] == 1
+    assert hasty.record(experiment.id)["seriesRevision"] == 1
     assert time.monotonic() - began < SILENCE_S + 2  # with the hundred in front of it
     for connection in waiting:
         with closing(connection):
@@ -152,9 +173,9 @@ def test_a_body_that_falls_silent_is_answered_with_408_and_holds_nobody_up(clien
         assert b"connection: close" in answer.lower()
 
 
-def test_a_body_that_drips_is_answered_with_408_however_long_it_says_it_is(client):
-    with connected(client) as connection:
-        connection.sendall(head(client, "/api/v2/events", 10**6))
+def test_a_body_that_drips_is_answered_with_408_however_long_it_says_it_is(hasty):
+    with connected(hasty) as connection:
+        connection.sendall(head(hasty, "/api/v2/events", 10**6))
         connection.settimeout(SILENCE_S / 8)
         answer = b""
         for _ in range(200):
@@ -167,29 +188,29 @@ def test_a_body_that_drips_is_answered_with_408_however_long_it_says_it_is(clien
         assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_an_answer_that_nobody_reads_is_broken_off(client, app):
-    with connected(client) as connection:
+def test_an_answer_that_nobody_reads_is_broken_off(hasty, hasty_app):
+    with connected(hasty) as connection:
         connection.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert app.state.closed.wait(10)
+        assert hasty_app.state.closed.wait(10)
         assert received(connection) != b""  # and no more than was on its way
-    assert answers(client)
+    assert answers(hasty)
 
 
 # ---------------------------------------------------------------- who may send one
 
 
 @pytest.mark.parametrize("ends", ["client goes", "nobody reads"])
-def test_what_a_stream_holds_is_let_go_of_as_soon_as_it_ends(client, app, ends):
+def test_what_a_stream_holds_is_let_go_of_as_soon_as_it_ends(hasty, hasty_app, ends):
     """Without the garbage collector, which may come much later."""
-    app.state.closed.clear()
+    hasty_app.state.closed.clear()
     gc.disable()
     try:
-        with connected(client) as connection:
+        with connected(hasty) as connection:
             connection.sendall(b"GET /lines HTTP/1.1\r\nhost: x\r\n\r\n")
             assert connection.recv(65536)
             if ends == "client goes":
                 connection.close()
-            assert app.state.closed.wait(10)
+            assert hasty_app.state.closed.wait(10)
     finally:
         gc.enable()
 
@@ -249,7 +270,7 @@ def test_expect_100_continue_is_answered_at_once_and_not_where_the_answer_is_no(
         connection.sendall(head(client, "/api/v2/events", len(body), "expect: 100-continue"))
         began = time.monotonic()
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        assert time.monotonic() - began < 0.5  # the client would wait a second
+        assert time.monotonic() - began < 0.9  # the client would wait a second
         connection.sendall(body)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
     with connected(client) as connection:

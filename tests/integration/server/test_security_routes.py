@@ -19,6 +19,7 @@ from tests.support.served_app import served
 
 OPEN = {
     "GET /",
+    "GET /app/experiments/{experiment_id}",
     "GET /healthz",
     "GET /readyz",
     "GET /metrics",

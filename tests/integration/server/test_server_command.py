@@ -121,11 +121,21 @@ def test_a_request_in_flight_is_answered_before_a_stop(tmp_path):
         server.process = None
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/api/v2/events", "/api/v2/nothing"])
-def test_addresses_that_are_not_there_answer_in_the_one_shape(server, path):
-    response = httpx.get(server.url + path)
-    assert response.status_code in {404, 405}
-    assert response.json().keys() == {"data", "error"}
+@pytest.mark.parametrize(
+    ("method", "path", "status", "says"),
+    [
+        ("GET", "/nothing", 404, "nothing at this address"),
+        ("GET", "/dashboard/static/nothing.js", 404, "nothing at this address"),
+        ("GET", "/api/v2/events", 405, "takes POST, got 'GET'"),
+        ("PUT", "/api/v1/runs/x", 405, "takes GET, PATCH, got 'PUT'"),
+        ("PUT", "/dashboard/static/nothing.js", 405, "takes GET, HEAD, got 'PUT'"),
+    ],
+)
+def test_addresses_that_are_not_there_answer_in_the_one_shape(server, method, path, status, says):
+    response = httpx.request(method, server.url + path)
+    assert response.status_code == status
+    assert response.json()["data"] is None
+    assert says in response.json()["error"]["message"]
 
 
 def test_health_is_told_to_anybody(server):

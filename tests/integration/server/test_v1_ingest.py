@@ -47,7 +47,7 @@ def columns(rest, experiment_id, name="loss", **more):
     return [batch["data"] for batch in rest.ask("POST", "/query/series", query)]
 
 
-def test_the_answer_is_exactly_what_clients_expect_and_the_points_are_there(rest, made, ingest):
+def test_the_answer_is_exactly_what_clients_expect_and_the_points_are_there(rest, client, made, ingest):
     response = ingest(
         metric("loss", 0.5, 1, timestamp_ms=1000),
         metric("loss", -0.0, None, timestamp_ms=900),
@@ -60,6 +60,10 @@ def test_the_answer_is_exactly_what_clients_expect_and_the_points_are_there(rest
         struct.pack("<d", v) for v in (-0.0, 5e-324, 0.5)
     ]
     assert (data["timestamp"][0], data["timestamp"][2]) == (900, 1000)
+    ingest(metric("unplaced", 1.0, None))
+    assert [step for step, _, _ in client.points(made["id"])["loss", ()]] == [None, 0, 1]
+    page = client.http.get(f"/dashboard/experiments/{made['id']}")
+    assert page.status_code == 200, "points without a step are shown too"
 
 
 def test_an_id_is_stored_once_in_one_batch_in_two_and_after_a_restart(tmp_path):

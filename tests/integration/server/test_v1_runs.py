@@ -94,7 +94,8 @@ def test_a_run_lies_in_its_experiments_folder(rest, slug):
     rest.ask("PATCH", f"/experiments/{run['experiment_id']}", {"folder_id": None})
     assert rest.ask("GET", f"/runs/{slug}")["folder"] == "/"
     assert made(rest, slug, folder=folder["folder_id"])["folder"] == f"/{slug}"
-    assert rest.refused("POST", "/runs", {"slug": slug, "folder": "/nowhere"}) == (404, "folder_not_found")
+    for path in ("/runs", "/runs/check"):
+        assert rest.refused("POST", path, {"folder": "/nowhere"}) == (404, "folder_not_found")
 
 
 def test_a_run_of_the_slug_is_launched_again_and_keeps_its_telemetry_and_its_attempts(rest, slug):

@@ -60,7 +60,7 @@ def hear(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
 def test_a_handler_sets_a_flag_and_the_process_goes_on(signum: signal.Signals):
     with child("""
         with Interrupts(notice_s=20) as interrupts:
@@ -261,6 +261,15 @@ def test_without_a_signal_the_handlers_are_given_back():
         assert not interrupts.asked()
         assert interrupts.time_left_s() == float("inf")
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_terminal_that_goes_away_is_nothing_to_a_run_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts(notice_s=20):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "99999", str(2**80)])

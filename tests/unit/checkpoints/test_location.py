@@ -76,6 +76,12 @@ def test_what_is_no_location_is_rejected(spec):
         open_location(spec, {})
 
 
+@pytest.mark.parametrize("spec", ["/tmp/" + "long" * 99, "~nobody-of-this-name/x"], ids=["long", "nobody"])
+def test_a_path_that_cannot_be_looked_at_is_rejected(spec):
+    with pytest.raises(Rejected, match=r"^--location .* cannot be reached: "):
+        open_location(spec, {})
+
+
 @pytest.mark.parametrize("below", ["", "one", "one/two"])
 def test_a_file_is_no_location_and_has_none_below_it(tmp_path, below):
     (tmp_path / "file").write_text("")

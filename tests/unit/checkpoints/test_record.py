@@ -7,7 +7,7 @@ from runtime.checkpoints.memory import MemoryStore
 from runtime.checkpoints.record import (
     AttemptEntry,
     CheckpointEntry,
-    Ended,
+    EndEntry,
     RunRecord,
     change_record,
     read_record,
@@ -29,7 +29,7 @@ def store():
 
 
 def ending(status):
-    ended = Ended(attempt=1, status=status, step=3, ended_ms=7)
+    ended = EndEntry(attempt=1, status=status, step=3, ended_ms=7)
     return lambda record: msgspec.structs.replace(record, ended=ended)
 
 
@@ -54,7 +54,18 @@ def test_the_record_is_json_that_people_can_read(store):
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"[]", b"{}", b'{"version":1}', b'"run"', b"\xff", b'{"version":1,"slug":3,"attempt":{}}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"version":1}',
+        b'"run"',
+        b"\xff",
+        b'{"version":1,"slug":3,"attempt":{}}',
+        b"[" * 99_999,
+    ],
+    ids=range(9),
 )
 def test_what_is_no_record_is_rejected_with_the_way_out(text):
     store = MemoryStore("s3://bucket/run")
@@ -120,7 +131,7 @@ def test_a_record_of_a_newer_version_is_left_alone():
 
 def test_a_change_is_applied_and_read_back(store):
     changed = change_record(store, OURS.session, ending("done"))
-    assert changed.ended == Ended(attempt=1, status="done", step=3, ended_ms=7)
+    assert changed.ended == EndEntry(attempt=1, status="done", step=3, ended_ms=7)
     assert the(read_record(store))[0] == changed
 
 

@@ -34,6 +34,17 @@ def test_a_table_to_look_at_is_the_same_within_its_terminal(capsys, monkeypatch)
     assert capsys.readouterr().out == plain
 
 
+def test_a_terminal_that_is_too_narrow_breaks_no_number_state_or_id_in_pieces(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "20")
+    print_table(("STATE", "ENDED", "COMMAND"), [("cancelled", "2026-11-29 23:37:13Z", "word " * 30)])
+    heading, first, *rest = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["STATE", "ENDED", "COMMAND"]
+    assert first.startswith("cancelled  2026-11-29 23:37:13Z  word")
+    assert "".join((first, *rest)).count("word") == 30
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -120,9 +120,10 @@ BAD = [
     (["--resume", "-1"], "--resume must be auto, never or the step of a checkpoint, got '-1'"),
     (["--resume", "3"], "--resume 3 needs --slug and --location, got no --slug"),
     (["--resume", "3", "--slug", "s"], "--resume 3 needs --slug and --location, got no --location"),
-    (["--notice", "0"], "--notice must be a number of seconds above 0, got '0'"),
-    (["--notice", "inf"], "--notice must be a number of seconds above 0, got 'inf'"),
-    (["--notice", "soon"], "--notice must be a number of seconds above 0, got 'soon'"),
+    (["--notice", "0"], "--notice must be a number of seconds above 0 and at most 86,400, got '0'"),
+    (["--notice", "inf"], "--notice must be a number of seconds above 0 and at most 86,400, got 'inf'"),
+    (["--notice", "86401"], "--notice must be a number of seconds above 0 and at most 86,400, got '86401'"),
+    (["--notice", "soon"], "--notice must be a number of seconds above 0 and at most 86,400, got 'soon'"),
 ]
 
 
@@ -143,7 +144,7 @@ INSIDE = {
     "SLUGLINE_SLUG": "warm-up",
     "SLUGLINE_CHECKPOINTS": "s3://bucket/runs/warm-up/checkpoints",
     "DIVERGENT_RUN": "warm-up",
-    "DIVERGENT_TELEMETRY_PATH": "/work/warm-up/telemetry.jsonl",
+    "DIVERGENT_TELEMETRY_PATH": "/srv/warm-up/telemetry.jsonl",
     "O41_METRICS_API_KEY": "key",
 }
 
@@ -152,7 +153,7 @@ def test_inside_div_run_no_flag_is_needed():
     made = request(**INSIDE)
     assert (made.slug, made.slug_given, made.location) == ("warm-up", True, INSIDE["SLUGLINE_CHECKPOINTS"])
     assert made.metrics == ("syvain",)
-    assert made.telemetry == Path("/work/warm-up/telemetry.jsonl")
+    assert made.telemetry == Path("/srv/warm-up/telemetry.jsonl")
 
 
 def test_flags_win_over_what_div_run_says():

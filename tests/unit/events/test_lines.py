@@ -135,9 +135,13 @@ def test_a_torn_line_longer_than_one_read_is_cut_whole(tmp_path, torn):
 )
 def test_a_file_that_holds_something_else_is_refused_and_left_alone(tmp_path, content):
     path = tmp_path / "train.py"
+    target = JsonlTarget(path)
+    target.check()
     path.write_bytes(content)
     with pytest.raises(Rejected, match="holds something else than events"):
-        JsonlTarget(path).check()
+        target.check()
+    with pytest.raises(OSError, match="holds something else than events"):  # it came after the check
+        write(target, *RECORDS)
     assert path.read_bytes() == content
 
 

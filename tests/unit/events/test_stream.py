@@ -2,11 +2,13 @@ import errno
 import logging
 import math
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from runtime.events.kinds import Annotation, Done, Metric, Open
-from runtime.events.stream import EventStream
+from runtime.events.kinds import Annotation, Done, Metric, Open, Point
+from runtime.events.stream import _LULLS_APART_S, EventStream
 from runtime.events.targets import Backlog, MemoryTarget, Segment
 from tests.support.strict_json import strict_lines
 
@@ -118,6 +120,19 @@ def test_handing_over_neither_waits_for_values_nor_for_targets():
     assert [type(event) for event in target.events] == [Open, Metric, Annotation]
 
 
+def test_catching_up_ends_when_all_is_written_or_its_time_is_over():
+    release = threading.Event()
+    target = MemoryTarget()
+    stream = EventStream([target])
+    stream.metrics(0, lambda: [("loss", float(release.wait(10)), {})])
+    stream.catch_up(timeout_s=0.01)
+    assert target.events == []
+    release.set()
+    stream.catch_up(timeout_s=10)
+    assert len(target.events) == 1
+    stream.close(timeout_s=5)
+
+
 def test_values_are_resolved_on_the_streams_thread():
     threads = []
     stream = EventStream([MemoryTarget()])
@@ -147,6 +162,35 @@ def test_metrics_wait_for_a_lull_or_for_whatever_else_is_said(monkeypatch, then)
     assert then == "close" or resolved.wait(10)
     stream.close(timeout_s=10)
     assert resolved.is_set()
+
+
+def test_lulls_close_together_wake_the_thread_once_and_a_later_one_again(monkeypatch):
+    monkeypatch.setattr("runtime.events.stream._PATIENCE_S", 3_600.0)
+    now = [100.0]
+    stream = EventStream([MemoryTarget()])
+    clock = SimpleNamespace(monotonic=lambda: now[0], time_ns=time.time_ns)
+    monkeypatch.setattr("runtime.events.stream.time", clock)
+    woken_at, wake = [], stream._due.set
+
+    def noted() -> None:
+        woken_at.append(now[0])
+        wake()
+
+    monkeypatch.setattr(stream._due, "set", noted)
+    release = threading.Event()
+
+    def resolve() -> list[Point]:
+        release.wait(10)  # so that the queue is not empty at any lull
+        return []
+
+    for step, at in enumerate((100.0, 100.0 + _LULLS_APART_S / 2, 100.0 + 2 * _LULLS_APART_S)):
+        now[0] = at
+        stream.metrics(step, resolve)
+        stream.lull()
+    assert woken_at == [100.0, 100.0 + 2 * _LULLS_APART_S]
+    release.set()
+    monkeypatch.undo()
+    stream.close(timeout_s=10)
 
 
 def test_metrics_are_written_soon_although_no_lull_comes():

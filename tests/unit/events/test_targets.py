@@ -82,6 +82,16 @@ def test_a_named_pipe_is_written_as_a_pipe(tmp_path):
     os.close(reader)
 
 
+def test_a_pipe_is_found_through_links_that_name_none():
+    reader, writer = os.pipe()
+    target = parse(f"jsonl:/dev/fd/{writer}")
+    os.close(writer)
+    target.write([Open(1, "r", "d", {})], [b"line\n"])
+    target.close(5)
+    assert os.read(reader, 1000) == b"line\n"
+    os.close(reader)
+
+
 def test_standard_output_stays_open_when_its_target_closes():
     target = parse("stdout")
     target.check()

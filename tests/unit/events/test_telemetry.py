@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 
@@ -94,7 +95,16 @@ def test_a_full_disk_costs_the_target_and_not_the_run(tmp_path, caplog):
     assert "can no longer be written" in caplog.text
 
 
-@pytest.mark.parametrize("where", ["no/folder/t", "."])
+def test_a_pipe_that_nobody_reads_costs_the_target_and_not_the_run(tmp_path):
+    os.mkfifo(tmp_path / "t")
+    target = TelemetryTarget(tmp_path / "t")
+    stream = EventStream([target])
+    stream.metrics(1, lambda: [(f"metric/{number}", 1.0, TRAIN) for number in range(5_000)])
+    stream.sync(stream.mark())  # as before a checkpoint
+    assert stream.close(timeout_s=30).dropped == {target.name: {"not written": 5_000}}
+
+
+@pytest.mark.parametrize("where", ["no/folder/t", ".", "t" * 300])
 def test_a_path_that_can_not_be_written_is_refused_before_the_run(tmp_path, where):
     with pytest.raises(Rejected, match="DIVERGENT_TELEMETRY_PATH"):
         TelemetryTarget(tmp_path / where).check()

@@ -218,6 +218,7 @@ def test_a_missing_file_that_the_experiment_reads_is_the_surroundings_fault(tmp_
     ("name", "message"),
     [
         ("missing.py", "no experiment file at"),
+        (f"{'long' * 99}.py", "the experiment file cannot be reached: [Errno 36] File name too long"),
         ("notes.txt", "an experiment file is a Python file whose name ends in .py, got"),
         ("folder.py", "an experiment file is a Python file whose name ends in .py, got"),
     ],

@@ -58,6 +58,11 @@ BAD_FIELDS = [
     ({"steps": 2**63}, "steps must be an integer, at least 1, got 9223372036854775808"),
     ({"microbatches": 0}, "microbatches must be an integer, at least 1, got 0"),
     ({"checkpoint_every": 0}, "checkpoint_every must be an integer, at least 1, got 0: None means only at"),
+    (
+        {"keep_last": 1},
+        "keep_last must be an integer, at least 2, got 1: the newest may turn out to be",
+    ),
+    ({"keep_every": 0}, "keep_every must be an integer, at least 1, got 0: None means that none is kept for"),
     ({"precision": "fp64"}, "precision must be one of fp32, bf16, fp16, got 'fp64'"),
     ({"seed": -1}, "seed must be an integer, at least 0, got -1"),
     ({"compile": 1}, "compile must be a bool, got 1"),
@@ -98,6 +103,7 @@ BAD_FIELDS = [
         {"optimizer": torch.optim.LBFGS(nn.Linear(3, 1).parameters())},
         "optimizer must take a step without a closure, got LBFGS",
     ),
+    ({"optimizer": torch.optim.SGD([{"params": []}], lr=0.1)}, "optimizer must train at least one parameter"),
     ({"model": nn.LazyLinear(1)}, "the model's parameter weight has no shape yet: call the model once"),
 ]
 

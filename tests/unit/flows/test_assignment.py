@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from flows.assignment import assign, assigned_host, slug_of
+from flows.flow_runs import FlowRun
 from flows.parameters import TrainParameters, from_json
-from flows.server import FlowRun
 from runtime.errors import Rejected
 
 WHEN = datetime(2027, 1, 1, 4, 0, tzinfo=timezone(timedelta(hours=1)))

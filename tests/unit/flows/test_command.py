@@ -11,7 +11,9 @@ import pytest
 
 from flows.command import CommandTrainer, checkpoints_of, is_sexpgpu_run
 from flows.endings import Ended, Ending
+from flows.hidden import Hidden
 from flows.pulse import Upkeep
+from flows.records import record_of
 from flows.report import Report
 from flows.ship_parameters import ShipParameters
 from flows.shipping import ship
@@ -47,13 +49,14 @@ class Stand:
         store = LocalStore(self.location)
         kept = {name: value for name, value in os.environ.items() if "METRICS" not in name}
         kept |= {"XDG_CONFIG_HOME": str(self.home / "no logins"), "SLUGLINE_GPUS": "0"}
+        environment = kept | (environment or {})
         return CommandTrainer(
             parameters=ShipParameters(command=command, **given),
             store=store,
             trees=self.trees,
-            read_secrets=self.read_secrets,
             folder=self.folder,
-            environment=kept | (environment or {}),
+            environment=environment,
+            hidden=Hidden(self.read_secrets, environment),
             report=self.report,
             upkeep=Upkeep(store, "t", progress=self.report.steps),
         )
@@ -114,6 +117,14 @@ def test_what_a_command_is_given_wins_over_what_its_worker_has(stand):
     assert (env["PYTHONUNBUFFERED"], env["LANG"]) == ("", "C")
 
 
+@pytest.mark.parametrize(("asked", "sees"), [(None, "0"), (2, "0,1"), (0, "")])
+def test_a_command_sees_the_gpus_that_were_leased_for_it_and_holds_their_locks(stand, asked, sees):
+    host = {"SLUGLINE_GPUS": "2", "SLUGLINE_GPU_LOCKS": str(stand.home / "locks")}
+    told = 'echo "$CUDA_VISIBLE_DEVICES"; readlink /proc/$$/fd/* | grep -c "$SLUGLINE_GPU_LOCKS"; exit 0'
+    stand.run("bash", "-c", told, gpus=asked, environment=host)
+    assert stand.log() == f"{sees}\n{len(sees.split(',')) if sees else 0}\n"
+
+
 def test_the_python_of_a_command_is_ours(stand):
     assert stand.run("python", "-c", "import runtime.telemetry").ending is Ending.DONE, stand.log()
 
@@ -161,7 +172,7 @@ def test_without_the_secrets_nothing_is_begun_and_nothing_is_kept_unmasked(stand
     trainer = stand.trainer("true")
     assert trainer(1, lambda _process: None).ending is Ending.UNAVAILABLE
     with pytest.raises(Unavailable):
-        trainer.masked()
+        trainer.hidden.values()
 
 
 def test_a_secret_that_is_not_set_is_the_user_s_mistake(stand):
@@ -227,8 +238,9 @@ def test_the_result_is_kept_masked_at_the_location_and_is_that_of_the_last_attem
         (["python"], False),
     ],
 )
-def test_sexpgpu_run_is_known_by_its_words(command, is_ours):
+def test_sexpgpu_run_is_known_by_its_words_and_opens_and_ends_its_experiment_itself(command, is_ours):
     assert is_sexpgpu_run(command) is is_ours
+    assert record_of(ShipParameters(command=command, tree="0" * 64, slug="a")).announced is not is_ours
 
 
 def test_checkpoints_lie_below_the_location():

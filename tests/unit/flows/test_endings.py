@@ -20,6 +20,7 @@ from flows.endings import (
     decide,
     describe,
 )
+from flows.parameters import TrainParameters
 from tests.support.tables import rows_of
 
 POLICY = Policy(interruptions=3, failures=2, no_progress=4)
@@ -146,6 +147,23 @@ def test_no_progress_over_k_resumes_fails_and_says_so():
     assert decision.action is Action.FAIL
     assert decision.reason.startswith("no progress over 3 resumes: killed by SIGKILL.")
     assert decide([KILLED, KILLED, KILLED], policy).action is Action.RESUME
+
+
+@pytest.mark.parametrize(
+    ("given", "ending", "again"),
+    [
+        ({}, KILLED, 10),
+        ({"interruptions": 30}, KILLED, 30),
+        ({"interruptions": 0}, KILLED, 0),
+        ({"failures": 12}, ended(1), 12),
+        ({"interruptions": 0, "failures": 0}, ended(1), 0),
+        ({"no_progress": 4}, KILLED, 4),
+    ],
+)
+def test_a_run_is_tried_again_as_often_as_it_was_asked_for(given, ending, again):
+    """No budget was of use beyond five: resumes without progress were never allowed more often."""
+    policy = Policy.of(TrainParameters(experiment="m", **given))
+    assert actions([ending] * (again + 1), policy) == [Action.RESUME] * again + [Action.FAIL]
 
 
 def test_kills_and_failures_together_are_resumes_without_progress():

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from flows.flow_runs import ASKED, FlowRun, LogLine, State
 from flows.following import follow
 from flows.scheduling import list_runs
-from flows.server import ASKED, FlowRun, LogLine, State
 from runtime.errors import Rejected
 
 START = datetime(2027, 1, 1, tzinfo=UTC)

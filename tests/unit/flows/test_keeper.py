@@ -13,8 +13,14 @@ from flows.ledger import LedgerFile, Owner
 from flows.processes import ProcessId, host_name
 from flows.standing import Files, Recorded
 from runtime.checkpoints.memory import MemoryStore
-from runtime.checkpoints.record import AttemptEntry, CheckpointEntry, RunRecord, read_record, write_record
-from runtime.checkpoints.record import Ended as RecordedEnd
+from runtime.checkpoints.record import (
+    AttemptEntry,
+    CheckpointEntry,
+    EndEntry,
+    RunRecord,
+    read_record,
+    write_record,
+)
 from runtime.errors import Unavailable
 
 TRAINER = ProcessId(host=host_name(), boot="b", pid=7, start_ticks=1)
@@ -79,7 +85,7 @@ class World:
             slug="a",
             attempt=AttemptEntry(number=number, session="0" * 32, host="h", pid=1, started_ms=0),
             checkpoints=(checkpoint,) if step else (),
-            ended=RecordedEnd(attempt=number, status=status, step=step, ended_ms=5) if status else None,
+            ended=EndEntry(attempt=number, status=status, step=step, ended_ms=5) if status else None,
         )
         write_record(self.store, record, etag=found[1] if found else None)
 

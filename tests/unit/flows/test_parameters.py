@@ -11,7 +11,7 @@ from runtime.errors import Rejected, Unavailable
 
 
 def parameters(**changes) -> TrainParameters:
-    return TrainParameters(**{"experiment": "/work/exp.py", "slug": "a", **changes})
+    return TrainParameters(**{"experiment": "/srv/exp.py", "slug": "a", **changes})
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def parameters(**changes) -> TrainParameters:
             {"experiment": "exp.py", "tree": "abc"},
             "a directory's digest, 64 hex digits, got 'abc'",
         ),
-        ({"tree": "0" * 64}, "a Python file inside the shipped directory, got '/work/exp.py'"),
+        ({"tree": "0" * 64}, "a Python file inside the shipped directory, got '/srv/exp.py'"),
         ({"tree": "0" * 64, "experiment": "../exp.py"}, "inside the shipped directory, got '../exp.py'"),
         ({"tree": "0" * 64, "experiment": "pkg.module"}, "inside the shipped directory, got 'pkg.module'"),
         ({"trees": "here"}, "location must be s3://bucket/prefix or an absolute path, got 'here'"),
@@ -92,7 +92,7 @@ def test_parameters_survive_being_kept_as_json():
 
 
 def test_only_what_is_set_is_kept():
-    assert parameters().to_json() == {"experiment": "/work/exp.py", "slug": "a"}
+    assert parameters().to_json() == {"experiment": "/srv/exp.py", "slug": "a"}
 
 
 def test_different_slugs_have_different_file_names_and_none_leaves_its_folder():

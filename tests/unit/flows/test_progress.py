@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flows.ledger import Ledger
 from flows.picture import data_uri, loss_picture
-from flows.progress import Curve, Progress, Tail
+from flows.progress import Curve, Progress, WholeLines
 from flows.report import LINES_A_TICK, Report, artifact_key, summary
 
 OPEN = {"ts_ms": 1, "kind": "open", "slug": "a", "metadata": {"run": {"steps": 8}}}
@@ -87,7 +89,7 @@ def test_a_curve_stays_small_and_keeps_its_order():
 
 def test_a_tail_yields_each_whole_line_once_and_waits_for_a_torn_one(tmp_path):
     path = tmp_path / "events.jsonl"
-    tail = Tail(path)
+    tail = WholeLines(path)
     assert list(tail.lines()) == []
     path.write_bytes(b"one\ntw")
     assert list(tail.lines()) == [b"one"]
@@ -100,7 +102,7 @@ def test_a_tail_yields_each_whole_line_once_and_waits_for_a_torn_one(tmp_path):
 def test_a_torn_line_that_a_resume_cuts_off_is_never_seen(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"one\nhalf a li")
-    tail = Tail(path)
+    tail = WholeLines(path)
     assert list(tail.lines()) == [b"one"]
     path.write_bytes(b"one\ntwo\n")
     assert list(tail.lines()) == [b"two"]
@@ -175,6 +177,19 @@ def test_the_summary_tells_status_attempts_checkpoints_and_where_to_look(report,
     assert "| 4 | 1970-01-01 00:00:00 | 0.25 | `/c/4` |" in text
 
 
+def test_a_run_that_tells_no_events_is_at_no_step_and_has_no_picture(report, monkeypatch):
+    """Prefect said of a shipped command: done, step 0, 0 %, no loss yet."""
+    written: dict[str, str] = {}
+    server = SimpleNamespace(put_artifact=lambda _run, *, key, data, **_: written.update({key: data}))
+    monkeypatch.setattr("flows.report.connect", lambda **_: contextlib.nullcontext(server))
+    report.found_page = lambda: "http://m/dashboard/experiments/1"
+    report.publish()
+    assert written.keys() == {"a"}
+    assert written["a"].startswith(
+        "**starting**\n\n[The experiment's page](http://m/dashboard/experiments/1)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("slug", "key"), [("My Run_1", "my-run-1"), ("a/b", "a-b"), ("ä", "run"), ("--x--", "x")]
 )
@@ -185,7 +200,7 @@ def test_an_artifact_key_is_one_that_prefect_takes(slug, key):
 def test_a_file_that_is_begun_anew_is_read_from_its_start(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"one\ntwo\nthree\n")
-    tail = Tail(path)
+    tail = WholeLines(path)
     assert list(tail.lines()) == [b"one", b"two", b"three"]
     path.write_bytes(b"four\n")
     assert list(tail.lines()) == [b"four"]
@@ -195,6 +210,6 @@ def test_a_line_that_never_ends_is_read_in_parts(tmp_path):
     """A progress bar ends none of its lines: all of them were read anew every second."""
     path = tmp_path / "log"
     path.write_bytes(b"\r50 %" * 500_000)
-    tail = Tail(path)
+    tail = WholeLines(path)
     assert sum(map(len, tail.lines())) + (path.stat().st_size - tail.offset) == path.stat().st_size
     assert path.stat().st_size - tail.offset <= 1 << 20

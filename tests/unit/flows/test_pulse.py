@@ -50,6 +50,18 @@ def test_the_log_of_an_attempt_is_uploaded_whole_when_the_next_begins(store, upk
     assert store.get(log_name(1))[0] == b"1\n"
 
 
+def test_of_earlier_attempts_logs_is_uploaded_what_the_location_has_not_whole(store, upkeep, tmp_path):
+    """Of a run killed twice in quick succession, what the first attempt left was lost."""
+    logs = {number: tmp_path / str(number) for number in (1, 2, 3)}
+    for number, path in logs.items():
+        path.write_text(f"{number}\nthe end\n")
+    store.put(log_name(1), b"1\n")
+    store.put(log_name(3), same := b"X" * logs[3].stat().st_size)  # seen by its size: nothing to do
+    upkeep.catch_up({**logs, 4: tmp_path / "gone"})
+    upkeep.tick()
+    assert [store.get(log_name(number))[0] for number in logs] == [b"1\nthe end\n", b"2\nthe end\n", same]
+
+
 def test_a_log_that_could_not_be_uploaded_is_tried_again(store, upkeep, tmp_path, monkeypatch):
     for number in (1, 2):
         (tmp_path / str(number)).write_text(f"{number}\n")
@@ -76,6 +88,10 @@ def test_an_enormous_log_keeps_its_beginning_and_its_end(store, upkeep, tmp_path
     upkeep.close()
     upkeep.tick()
     kept = store.get(log_name(1))[0]
+    store.put(log_name(1), bytes(len(kept)))
+    upkeep.catch_up({1: log})
+    upkeep.tick()
+    assert store.get(log_name(1))[0] == bytes(len(kept))  # of the right length: it is not uploaded again
     assert len(kept) < UPLOAD_LIMIT_BYTES + 100
     assert kept.startswith(b"first line\n")
     assert kept.endswith(b"\nlast line\n")

@@ -13,16 +13,20 @@ import msgspec
 import pytest
 
 from flows.endings import Action
+from flows.flow_runs import ASKED, FlowRun, State
 from flows.ledger import Closed, LedgerFile, Owner, Rescue
+from flows.life import Patience
 from flows.processes import ProcessId
 from flows.pulse import PULSE, Pulse
-from flows.rescue import IN_VAIN, Rescuer, Settings, main
-from flows.server import ASKED, FlowRun, State
+from flows.rescue import main
+from flows.rescuer import IN_VAIN, Rescuer
 from runtime.checkpoints.memory import MemoryStore
-from runtime.checkpoints.record import AttemptEntry, Ended, RunRecord, write_record
+from runtime.checkpoints.record import AttemptEntry, EndEntry, RunRecord, write_record
 from runtime.errors import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flows.run_writer import Record
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -92,6 +96,7 @@ class Night:
         self.now_s = 0.0
         self.living: set[int] = set()
         self.told: list[tuple[Record, dict[str, Any]]] = []
+        self.told_under: list[str] = []
         self.owner_host = owner_host
         self.rescuer = self.another(host)
         self.prefect.put("SCHEDULED")
@@ -99,14 +104,18 @@ class Night:
 
     def another(self, host: str) -> Rescuer:
         return Rescuer(
-            Settings(),
+            Patience(),
             {},
             host=host,
             clock=lambda: self.now_s + self.prefect.passed_s,
             alive=lambda process: process.pid in self.living if process.host == host else None,
             open_store=lambda _location, _environment: self.store,
-            tell=lambda record, said: self.told.append((record, dict(said))),
+            tell=self.tell,
         )
+
+    def tell(self, record: Record, said: Mapping[str, Any]) -> None:
+        self.told.append((record, dict(said)))
+        self.told_under.append(self.prefect.history[-1].type)
 
     def owned(self, *, token: str = "t", pid: int = 1) -> None:
         owner = Owner(
@@ -178,6 +187,15 @@ def test_a_shipped_command_is_rescued_as_an_experiment_is_and_its_page_says_so()
     ((record, said),) = night.told
     assert (record.slug, record.kind, record.command) == ("a", "command", ("true",))
     assert said == {"state": "retrying", "reason": "Rescued: its flow process 1 is gone"}
+    assert night.told_under == ["RUNNING"]  # later, a new attempt may run already: nothing speaks over it
+
+
+def test_a_page_that_cannot_be_told_keeps_nobody_from_being_rescued(monkeypatch):
+    night = Night()
+    night.owned(pid=1)
+    monkeypatch.setattr(night, "told", None)
+    assert night.look() == ["f"]
+    assert night.prefect.set_to == ["AwaitingRetry"]
 
 
 def test_a_last_word_that_was_decided_and_not_reported_is_said_on_the_page_with_the_result():
@@ -207,7 +225,7 @@ def left_to_newer(night: Night, *, pid: int, ended: bool = False) -> None:
 
     night.file().change(superseded)
     attempt = AttemptEntry(number=2, session="0" * 32, host=HERE, pid=pid, started_ms=0)
-    end = Ended(attempt=2, status="done", step=8, ended_ms=2) if ended else None
+    end = EndEntry(attempt=2, status="done", step=8, ended_ms=2) if ended else None
     write_record(night.store, RunRecord(slug="a", attempt=attempt, ended=end), etag=None)
 
 

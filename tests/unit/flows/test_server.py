@@ -10,9 +10,10 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.deploy import deploy
+from flows.flow_runs import ASKED, State, same_start, since_asked
 from flows.parameters import TrainParameters
 from flows.schedules import schedule_cron
-from flows.server import ASKED, State, connect, same_start, since_asked
+from flows.server import connect
 from runtime.errors import Rejected, Unavailable
 from tests.support.waiting import free_port
 

@@ -52,7 +52,7 @@ def test_what_prefect_keeps_is_what_was_asked():
         ({"retries": True}, "retries must be a whole number"),
         ({"no_progress": 0}, "no_progress must be a whole number of at least 1"),
         ({"notice_s": 60.0}, "notice_s must be above 0 and at most 25"),
-        ({"env": {"1A": ""}}, "--env takes NAME=VALUE, and a name of letters, digits and _, got '1A'"),
+        ({"env": {"1A": ""}}, "--env takes K=V, and K is of letters, digits and _, got '1A'"),
         ({"env": {"A": "\0"}}, "--env A: a variable's value is a text without NUL"),
         ({"env": {"DIVERGENT_RUN": "x"}}, "DIVERGENT_RUN is set by the run itself: choose another name"),
         ({"env": {"SLUGLINE_SLUG": "x"}}, "SLUGLINE_SLUG is set by the run itself"),

@@ -11,6 +11,7 @@ import pytest
 
 from flows import check, shipment
 from flows.endings import Ending
+from flows.hidden import Hidden
 from flows.parameters import TrainParameters
 from flows.pulse import Upkeep
 from flows.records import record_of
@@ -68,6 +69,7 @@ class Host:
         class Here:
             folder, store, environment = self.folder, self.store, {**os.environ, "SLUGLINE_GPUS": "0"}
             upkeep, page = Upkeep(self.store, "t", progress=report.steps), None
+            hidden = Hidden(dict, {})
 
         Here.report = report  # type: ignore[attr-defined] # its name is that of the variable
         trainer = Experiments(self.command).trainer(parameters, Here)  # type: ignore[arg-type] # a stand-in

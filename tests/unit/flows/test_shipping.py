@@ -1,15 +1,30 @@
+from __future__ import annotations
+
 import errno
 import io
 import os
+import random
+import shutil
 import socket
+import sys
+import tarfile
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flows import ignoring, shipping
 from flows.shipping import Changed, pack, read_tree, ship, store_tree
 from flows.trees import trees_location
 from runtime.checkpoints.memory import MemoryStore
-from runtime.errors import Rejected
+from runtime.errors import Rejected, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from _typeshed import ReadableBuffer
 
 
 @pytest.fixture
@@ -233,9 +248,95 @@ def test_without_a_location_there_is_nowhere_to_ship_to():
         trees_location({})
 
 
+def test_a_host_without_room_to_pack_in_is_told(root, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shipping, "pack", full)
+    with pytest.raises(Unavailable, match=r"no packing in .* \(No space left on device\): make room, or set"):
+        ship(root, MemoryStore())
+    monkeypatch.setattr(tempfile, "tempdir", str(root / "none"))
+    with pytest.raises(Unavailable, match=r"no packing in .*/none \(No such file or directory\): make room"):
+        ship(root, MemoryStore())
+
+
 def test_a_store_that_has_the_archive_is_not_asked_to_take_it(root):
     store = MemoryStore()
     tree = read_tree(root)
     assert store_tree(tree, store)
     (root / "train.py").write_text("another")  # would be noticed if it were packed again
     assert not store_tree(tree, store)
+
+
+def test_packing_notices_a_file_that_gets_shorter_while_it_is_read(root):
+    """What was left filled less than a block, of which `tarfile` made an OSError of its own."""
+    data = root / "data.bin"
+    data.write_bytes(random.Random(0).randbytes(300_000))
+
+    class Shortening(io.BytesIO):
+        def write(self, block: ReadableBuffer, /) -> int:
+            if self.tell() > 1_000:
+                os.truncate(data, 200_001)
+            return super().write(block)
+
+    with pytest.raises(Changed, match=r"data\.bin"):
+        pack(read_tree(root), Shortening())
+
+
+def change_everything(root: Path) -> None:
+    """A file gets shorter, others become folders, a folder a file, a link one that leads to itself."""
+    os.truncate(root / "data.bin", 20_000)
+    shutil.rmtree(root / "pkg")
+    (root / "pkg").touch()
+    for name in (".gitignore", "train.py"):
+        (root / name).unlink()
+        (root / name).mkdir()
+    (root / "link").unlink()
+    (root / "link").symlink_to("link")
+
+
+def test_whatever_changes_at_any_moment_the_directory_is_shipped_whole_or_refused_in_one_line(root):
+    """A folder that became a file was an OSError, and a traceback: it is done at line after line."""
+    (root / "data.bin").write_bytes(bytes(40_000))
+    (root / ".gitignore").write_text("*.pyc\n")
+    (root / "link").symlink_to("train.py")
+    copy = root.with_name("copy")
+    num_lines = shipped_but(lambda: None, root, at=-1)
+    assert num_lines > 100
+    for at in range(0, num_lines, 13):
+        shutil.copytree(root, copy, symlinks=True)
+        shipped_but(lambda: change_everything(copy), copy, at=at)
+        shutil.rmtree(copy)
+
+
+def shipped_but(deed: Callable[[], None], root: Path, *, at: int) -> int:
+    """Ship, and do a deed at line number `at` of those that touch a disk; return how many are run."""
+    lines = 0
+    modules = (shipping.__file__, ignoring.__file__)
+    functions = {"__init__", "read", "_listed", "_take", "_link", "_patterns", "_entry", "pack"}
+
+    def on_event(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename not in modules or frame.f_code.co_name not in functions:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                deed()
+        return on_event
+
+    store, before, refusal = MemoryStore(), sys.gettrace(), ""
+    sys.settrace(on_event)
+    try:
+        tree, _ = ship(root, store)
+    except Rejected as error:
+        refusal = str(error)
+    finally:
+        sys.settrace(before)
+    archives = [store.get(held.key)[0] for held in store.list() if held.key.endswith(".tar.gz")]
+    if refusal:
+        assert (refusal.splitlines(), archives) == ([refusal], [])
+        return lines
+    with tarfile.open(fileobj=io.BytesIO(*archives)) as packed:
+        assert {member.name for member in packed} == {entry.path for entry in tree.entries}
+    return lines

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import time
-
-from flows.standing import Files, Inside, Recorded
+from flows.standing import SEEN, Files, Inside, Recorded
 from runtime.checkpoints.local import LocalStore
 from runtime.checkpoints.memory import MemoryStore
-from runtime.checkpoints.record import AttemptEntry, CheckpointEntry, Ended, RunRecord, write_record
+from runtime.checkpoints.record import AttemptEntry, CheckpointEntry, EndEntry, RunRecord, write_record
 
 
 def recorded(store, *, step: int, status: str | None = None) -> None:
@@ -20,7 +17,7 @@ def recorded(store, *, step: int, status: str | None = None) -> None:
             checkpoints=(
                 CheckpointEntry(step=step, attempt=3, published_ms=0, manifest="m", manifest_blake3="0"),
             ),
-            ended=Ended(attempt=3, status=status, step=9, ended_ms=5) if status else None,
+            ended=EndEntry(attempt=3, status=status, step=9, ended_ms=5) if status else None,
         ),
         etag=None,
     )
@@ -44,29 +41,28 @@ def test_a_run_record_of_a_shipped_sexpgpu_run_says_how_far_it_is_and_no_more():
     assert (standing.recorded(), standing.progress(), standing.end()) == (None, 8, None)
 
 
-def test_a_new_file_is_progress_and_so_is_one_that_was_replaced_but_telemetry_is_none(tmp_path):
-    standing = Files(LocalStore(tmp_path), "checkpoints/")
+def test_a_new_file_is_progress_and_one_that_was_replaced_or_is_there_again_is_none(tmp_path):
+    """A command that was killed over the same half-written file had its budget filled again for ever."""
+    store = LocalStore(tmp_path)
+    standing = Files(store, "checkpoints/")
+    assert (standing.progress(), standing.shown(0)) == (0, "nothing")
+    store.put("telemetry/points.jsonl", b"{}")
+    store.put("pulse.json", b"{}")
     assert standing.progress() == 0
-    (tmp_path / "telemetry").mkdir()
-    (tmp_path / "telemetry/points.jsonl").write_text("{}")
-    (tmp_path / "pulse.json").write_text("{}")
-    assert standing.progress() == 0
-    (tmp_path / "checkpoints/deep").mkdir(parents=True)
-    only = tmp_path / "checkpoints/deep/model.pt"
-    only.write_text("1")
-    first = standing.progress()
-    assert first > 0
-    assert standing.progress() == first
-    os.utime(only, (time.time() + 5, time.time() + 5))  # as a script that writes it again does
-    second = standing.progress()
-    assert second > first
-    (tmp_path / "checkpoints/old.pt").write_text("2")
-    os.utime(tmp_path / "checkpoints/old.pt", (time.time() + 9, time.time() + 9))
-    assert standing.progress() > second
-    third = standing.progress()
-    same_tick = (tmp_path / "checkpoints/old.pt").stat().st_mtime
-    (tmp_path / "checkpoints/other.pt").write_text("3")
-    os.utime(tmp_path / "checkpoints/other.pt", (same_tick, same_tick))
-    assert standing.progress() > third
-    assert standing.shown(standing.progress()).startswith("3 files, newest 2")
-    assert standing.shown(0) == "nothing"
+    store.put("checkpoints/deep/model.pt", b"half")
+    assert standing.progress() == 1
+    for again in (b"another half", b"ha"):  # with a flow process of its own each
+        store.put("checkpoints/deep/model.pt", again)
+        assert Files(store, "checkpoints/").progress() == 1
+    store.put("checkpoints/step-2", b"2")
+    store.delete(["checkpoints/deep/model.pt"])
+    assert Files(store, "checkpoints/").progress() == 2
+    store.put("checkpoints/deep/model.pt", b"half")
+    assert (standing.progress(), standing.shown(2)) == (2, "2 files")
+
+
+def test_a_stranger_s_file_in_the_place_of_ours_is_replaced(tmp_path):
+    store = LocalStore(tmp_path)
+    store.put(SEEN, b"[1]")
+    store.put("checkpoints/step-1", b"1")
+    assert Files(store, "checkpoints/").progress() == Files(store, "checkpoints/").progress() == 1

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flows.endings import Ended, Ending
+from flows.experiment_trainer import SexpgpuTrainer, sexpgpu_command
+from flows.hidden import Hidden
 from flows.parameters import TrainParameters
 from flows.pulse import Upkeep
 from flows.report import Report
-from flows.trainer import SexpgpuTrainer, oom_kills, sexpgpu_command, work_folder
+from flows.trainer import oom_kills, work_folder
 from runtime.checkpoints.memory import MemoryStore
 from runtime.errors import Unavailable
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from flows.processes import ProcessId
 
@@ -38,10 +42,15 @@ class Stand:
             slug="a", flow_run_id="f", events=folder / "events.jsonl", log=logging.getLogger("run")
         )
         self.told: dict[str, Any] = {}
+        self.masked_in_telemetry: dict[str, str] = {}
+        self.left: dict[int, Path] = {}
+        self.secrets: dict[str, str] | None = {"TOKEN": "hunter2-but-longer"}
         self.started: list[ProcessId | None] = []
         self.on_start: Callable[[ProcessId | None], None] = self.started.append
 
-    def run(self, program: str, *, environment: dict[str, str] | None = None, **changes: Any) -> Ended:
+    def run(
+        self, program: str, *, number: int = 1, environment: dict[str, str] | None = None, **changes: Any
+    ) -> Ended:
         given = {"experiment": str(self.experiment), "slug": "a", "location": "/l", "notice_s": 5.0}
 
         def command(parameters: TrainParameters, **told: Any) -> list[str]:
@@ -49,15 +58,31 @@ class Stand:
             self.told = told
             return [sys.executable, "-c", dedent(program)]
 
+        environment = {**os.environ, "SLUGLINE_GPUS": "0", **(environment or {})}
+        page: Any = SimpleNamespace(follow=self.follow)
         trainer = SexpgpuTrainer(
+            page=page,
             parameters=TrainParameters(**{**given, **changes}),
             folder=self.folder,
             command=command,
-            environment={**os.environ, "SLUGLINE_GPUS": "0", **(environment or {})},
+            environment=environment,
+            hidden=Hidden(self.read_secrets, environment),
             report=self.report,
             upkeep=Upkeep(MemoryStore(), "t", progress=self.report.steps),
         )
-        return trainer(1, self.on_start)
+        return trainer(number, self.on_start)
+
+    @contextlib.contextmanager
+    def follow(
+        self, _number: int, *, secrets: Mapping[str, str], left: Mapping[int, Path], **_: Any
+    ) -> Iterator[None]:
+        self.masked_in_telemetry, self.left = dict(secrets), dict(left)
+        yield
+
+    def read_secrets(self) -> dict[str, str]:
+        if self.secrets is None:
+            raise Unavailable("Prefect is away")
+        return self.secrets
 
 
 @pytest.fixture
@@ -123,6 +148,45 @@ def test_a_refusal_is_told_by_its_one_line(stand, code, ending):
 def test_a_kill_is_told_by_its_signal_alone(stand):
     ended = stand.run("import os; print('x', flush=True); os.kill(os.getpid(), 9)")
     assert ended == Ended(ending=Ending.INTERRUPTED, code=-9)
+
+
+def test_secrets_are_masked_in_its_log_its_telemetry_in_prefect_and_in_how_it_ended(stand, caplog):
+    """Those of shipped commands were; an experiment prints and raises what it finds just as well."""
+    caplog.set_level(logging.INFO)
+    event = {"kind": "annotation", "step": 4, "annotation": "failed: x", "metadata": {"error": "with KEY"}}
+    ended = stand.run(
+        f"""
+        import os, sys
+        print("with hunter2-but-longer", os.environ["AWS_SECRET_ACCESS_KEY"], file=sys.stderr)
+        line = {json.dumps(event)!r}.replace("KEY", "hunter2-but-longer")
+        print(line, file=open("events.jsonl", "w"))
+        raise SystemExit(1)
+        """,
+        environment={"AWS_SECRET_ACCESS_KEY": "of-the-worker"},
+    )
+    assert (ended.step, ended.error) == (4, "with ***")
+    assert (stand.folder / "attempt-0001.log").read_text() == "with *** ***\n"
+    assert [record.message for record in caplog.records if record.name == "run"][-1] == "with *** ***"
+    assert {"hunter2-but-longer", "of-the-worker"} <= {*stand.masked_in_telemetry.values()}
+    assert list(stand.folder.glob("*.output-*")) == []
+
+
+def test_what_any_earlier_attempt_left_here_is_finished_and_told(stand):
+    """Only the last one's was: what a first attempt left was lost when the second died as soon."""
+    logs = {number: stand.folder / f"attempt-{number:04d}.log" for number in (1, 2, 3)}
+    for number in (1, 2):
+        logs[number].write_text("told\n")
+        (stand.folder / f"attempt-{number:04d}.output-5").write_text("not told\n")
+    (stand.folder / "attempt-best.log").touch()  # the experiment's own: it ended the run with a traceback
+    stand.run("", number=4)
+    assert stand.left == {number: logs[number] for number in (1, 2)}
+    assert [log.read_text() for log in stand.left.values()] == ["told\nnot told\n"] * 2
+
+
+def test_without_the_secrets_nothing_is_begun(stand):
+    stand.secrets = None
+    assert stand.run("raise SystemExit(0)").ending is Ending.UNAVAILABLE
+    assert stand.started == []
 
 
 def test_a_file_that_is_missing_on_this_host_is_waited_for_without_a_process(stand):

@@ -11,8 +11,8 @@ from tests.support.series import Run, small_blocks
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "metrics.sqlite3")
+def store(file_address):
+    store = Store(file_address)
     yield store
     store.close()
 

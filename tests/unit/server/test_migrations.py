@@ -128,9 +128,9 @@ def revision(request):
 
 
 @pytest.fixture
-def previous(address, revision):
+def previous(empty_address, revision):
     """A database of an earlier version with a row of every kind that the first one had."""
-    opened = Database(address)
+    opened = Database(empty_address)
     migrated_to(opened, "0001")
     with opened.writes.connect() as connection, connection.begin():
         for name, rows in ROWS.items():

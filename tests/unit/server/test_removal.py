@@ -14,8 +14,8 @@ from tests.support.series import Run
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "metrics.sqlite3")
+def store(file_address):
+    store = Store(file_address)
     yield store
     store.close()
 

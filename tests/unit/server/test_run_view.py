@@ -21,8 +21,8 @@ NEW = {
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "metrics.sqlite3")
+def store(file_address):
+    store = Store(file_address)
     store.write_now(lambda connection: access.create_organisation(connection, "ours", now_ms=1))
     yield store
     store.close()

@@ -58,6 +58,15 @@ def test_number_formats_survive():
     )
 
 
+def test_an_integer_beyond_64_bits_is_the_nearest_double_as_a_client_writes_it():
+    seeds = {"a": [2**64 - 1, -(2**63), 2**64, {"b": -(2**127)}]}
+    assert json.loads(compact_object(seeds, field="meta")) == seeds
+    assert compact_object({"a": 2**64}, field="meta") == '{"a":1.8446744073709552e+19}'
+    with pytest.raises(Refused, match="too large") as refused:
+        compact_object({"a": 10**400}, field="meta")
+    assert refused.value.code == "invalid_event"
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", {"\udfff": 1}, [[float("-inf")]]])
 def test_what_strict_json_cannot_say_is_refused(value):
     with pytest.raises(Refused) as refused:

@@ -23,18 +23,17 @@ def store(address):
 
 
 @pytest.fixture
-def file_store(tmp_path):
-    store = Store(tmp_path / "metrics.sqlite3", busy_timeout_ms=50)
+def file_store(file_address):
+    store = Store(file_address, busy_timeout_ms=50)
     yield store
     store.close()
 
 
 @pytest.fixture
-def pg_store(postgres):
-    with postgres.database() as url:
-        store = Store(url, busy_timeout_ms=200)
-        yield store
-        store.close()
+def pg_store(postgresql_address):
+    store = Store(postgresql_address, busy_timeout_ms=200)
+    yield store
+    store.close()
 
 
 def add(name):
@@ -50,9 +49,11 @@ def names(store):
 
 
 @pytest.mark.filterwarnings("ignore:.*expression-based index")
-def test_migrations_from_empty_give_exactly_the_schema(store):
+def test_migrations_from_empty_give_exactly_the_schema(empty_address):
+    store = Store(empty_address)
     with store.database.reads.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    store.close()
 
 
 def test_indexes_over_expressions_are_those_of_the_schema(file_store, tmp_path):
@@ -137,7 +138,7 @@ def test_a_unit_that_fails_undoes_itself_and_nothing_else(store):
     assert [results[0].result(30), results[2].result(30)] == names(store) == ["a", "b"]
 
 
-def test_a_full_disk_applies_nothing_and_the_next_write_finds_room_again(file_store):
+def test_a_full_disk_applies_nothing_and_the_next_write_finds_room_again(file_store, caplog):
     store = file_store
     pages = store.write_now(lambda connection: connection.exec_driver_sql("PRAGMA page_count").scalar())
 
@@ -148,6 +149,8 @@ def test_a_full_disk_applies_nothing_and_the_next_write_finds_room_again(file_st
     with pytest.raises(StoreUnavailable, match="disk is full") as refused:
         store.write_now(lambda connection: [add(f"{number}" * 3000)(connection) for number in range(10)])
     assert (refused.value.status, refused.value.retryable, refused.value.retry_after_s) == (503, True, 2)
+    (line,) = caplog.text.splitlines()
+    assert line.endswith("nothing of it was applied: the database is not available: database or disk is full")
     assert names(store) == []
     store.write_now(lambda connection: limit(connection, 2**30))
     store.write_now(add("a"))

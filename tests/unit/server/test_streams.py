@@ -102,21 +102,58 @@ def test_a_stream_gives_what_sorting_everything_gives(store, table, asked, began
     assert rows_of(frame for _, frame in each) == modelled(rows, order, ranks)
 
 
-def test_a_series_in_order_is_held_a_chunk_at_a_time(store, monkeypatch):
-    run, rows = written(
-        store, [(0, [(step, step) for step in range(first, first + 30)]) for first in range(0, 900, 30)]
-    )
-    largest = 0
+@pytest.fixture
+def largest(monkeypatch):
+    """How many points were sorted at once or kept for later, at most."""
+    seen = [0]
     sort = streams._sorted
 
     def watched(part, order):
-        nonlocal largest
-        largest = max(largest, len(part.arrivals))
+        seen.append(len(part.arrivals))
         return sort(part, order)
 
+    put_back = streams._Held._put_back
+
+    def watched_too(self, part):
+        put_back(self, part)
+        seen.append(self._num_points)
+        if self.limit is not None:
+            (kept,) = self._parts
+            assert kept.arrivals.base is None, "what was let go of is kept by a view"
+            assert kept.points.values.base is None
+
+    monkeypatch.setattr(streams._Held, "_put_back", watched_too)
     monkeypatch.setattr(streams, "_sorted", watched)
+    return lambda: max(seen)
+
+
+def test_a_series_in_order_is_held_a_chunk_at_a_time(store, largest):
+    run, rows = written(
+        store, [(0, [(step, step) for step in range(first, first + 30)]) for first in range(0, 900, 30)]
+    )
     assert len(rows_of(stream(store.read_now, run.series(), Order()))) == len(rows)
-    assert largest <= 2 * blocks.CHUNK_POINTS
+    assert largest() <= 2 * blocks.CHUNK_POINTS
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("newest", [False, True])
+@pytest.mark.parametrize("steps", ["in no order", "none", "one", "one or none"])
+def test_of_a_series_in_whatever_order_no_more_is_held_than_may_be(store, largest, steps, descending, newest):
+    chance = np.random.default_rng(0)
+    drawn = {
+        "in no order": chance.permutation(3_000) // 2,  # most of them twice
+        "none": np.full(3_000, NO_STEP),
+        "one": np.zeros(3_000, dtype=int),
+        "one or none": chance.integers(NO_STEP, 1, 3_000),
+    }[steps].tolist()
+    table = [
+        (first // 30 % 3, [(step, 0) for step in drawn[first : first + 30]]) for first in range(0, 3_000, 30)
+    ]
+    run, rows = written(store, table)
+    ranks = {session.id: rank for rank, session in enumerate(run.sessions)}
+    order = Order("step", descending=descending, newest=ranks if newest else None)
+    assert rows_of(stream(store.read_now, run.series(), order)) == modelled(rows, order, ranks)
+    assert largest() <= streams._HELD_POINTS + 2 * blocks.CHUNK_POINTS
 
 
 def test_points_that_arrive_while_a_stream_is_read_are_left_out_and_folds_do_not_disturb_it(store):

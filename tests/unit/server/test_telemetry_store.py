@@ -50,8 +50,8 @@ def store(address):
 
 
 @pytest.fixture
-def file_store(tmp_path):
-    store = Store(tmp_path / "metrics.sqlite3")
+def file_store(file_address):
+    store = Store(file_address)
     yield store
     store.close()
 

@@ -9,16 +9,12 @@ import pytest
 from infra.server.api import warming
 from infra.server.api.app import create_app
 from infra.server.store.store import Store
-from tests.support.databases import KINDS
 
 
-@pytest.fixture(params=KINDS)
-def store(request, tmp_path):
-    with contextlib.ExitStack() as stack:
-        address = tmp_path / "metrics.sqlite3"
-        if request.param == "postgresql":
-            address = stack.enter_context(request.getfixturevalue("postgres").database())
-        yield stack.enter_context(contextlib.closing(Store(address)))
+@pytest.fixture
+def store(address):
+    with contextlib.closing(Store(address)) as store:
+        yield store
 
 
 def warm_up(store, caplog):

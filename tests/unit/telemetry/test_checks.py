@@ -22,7 +22,7 @@ def test_checks_stand_in_their_order():
     checks = parse_checks(F1 + '[[check]]\nkey = "loss"\nop = "<"\nthreshold = 1')
     assert [check.to_json() for check in checks] == [
         {"key": "eval.f1", "op": ">=", "threshold": 0.95},
-        {"key": "loss", "op": "<", "threshold": 1.0},
+        {"key": "loss", "op": "<", "threshold": 1},
     ]
 
 

@@ -238,6 +238,8 @@ class TailMachine(RuleBasedStateMachine):
         return file
 
     def is_open(self, file):
+        if any(one.inode == file.inode for one in self.files[self.files.index(file) + 1 :]):
+            return False  # the number was free again: nobody had it open
         reader = self.reader._file
         return reader is not None and any(open_file.inode == file.inode for open_file in reader._files)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,11 @@ def test_a_path_of_ones_own_wins(tmp_path, monkeypatch):
     with Telemetry(tmp_path / "t") as telemetry:
         telemetry.append({"a": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_what_writes_from_other_libraries_loads_none_unless_it_is_used():
+    told = "import sys, runtime.telemetry; print({'transformers', 'lightning', 'torch'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", told], capture_output=True, check=True).stdout == b"set()\n"
 
 
 def test_without_a_path_it_is_off_and_says_what_to_do(monkeypatch, caplog):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runtime.experiment.model import Batch, Experiment, Stage
-from runtime.training.determinism import configure, observe, reseed, restore
+from runtime.training.determinism import configure, observe, reseed, restore, seeds_of
 
 CPU = torch.device("cpu")
 
@@ -36,10 +36,10 @@ def draws() -> tuple[float, float, float]:
 
 
 def test_the_same_place_in_a_run_draws_the_same_whatever_was_drawn_before():
-    reseed(seed=1, rank=0, step=5, microbatch=2)
+    reseed(seeds_of(seed=1, rank=0, step=5, microbatch=2))
     first = draws()
     draws()
-    reseed(seed=1, rank=0, step=5, microbatch=2)
+    reseed(seeds_of(seed=1, rank=0, step=5, microbatch=2))
     assert draws() == first
 
 
@@ -54,13 +54,13 @@ def test_every_part_of_the_place_changes_every_generator():
     ]
     seen = []
     for place in places:
-        reseed(**place)
+        reseed(seeds_of(**place))
         seen.append(draws())
     assert all(len({row[i] for row in seen}) == len(places) for i in range(3))
 
 
 def test_a_seed_of_64_bits_is_taken():
-    reseed(seed=2**63 - 1, rank=0, step=2**40, microbatch=0)
+    reseed(seeds_of(seed=2**63 - 1, rank=0, step=2**40, microbatch=0))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import nn
 
 from runtime.checkpoints.format import encode_json, read_tensors
 from runtime.checkpoints.snapshot import Snapshots
-from runtime.errors import Rejected
+from runtime.errors import Rejected, RunError
 from runtime.experiment.model import Batch, Experiment, Stage
 from runtime.training.position import Position
 from runtime.training.precision import Precision
@@ -183,6 +183,13 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return [tensor for part in parts for tensor in tensors_in(part)]
+
+
+def test_a_group_that_training_adds_is_no_state_to_save():
+    attempt = Attempt(lambda model: torch.optim.SGD(list(model.parameters())[:1], lr=0.1), Net())
+    attempt.experiment.optimizer.add_param_group({"params": list(attempt.experiment.model.parameters())[1:]})
+    with pytest.raises(RunError, match="became SGD of 1 and 4 tensors and was made as SGD of 1 tensors"):
+        attempt.state.capture()
 
 
 def test_a_parameter_that_is_trained_no_more_or_elsewhere_is_named():

@@ -56,8 +56,9 @@ def test_two_places_with_one_name_keep_their_own_tensors():
 
 
 def test_numpy_arrays_and_scalars_come_back_as_such():
-    value = there_and_back([np.arange(3, dtype=np.int16), np.float32(0.25)])
+    value = there_and_back([np.arange(3, dtype=np.int16), np.float32(0.25), np.arange(3, dtype=">i2")])
     assert value[0].dtype == np.int16
+    assert (value[2].dtype, value[2].tolist()) == (np.dtype(">i2"), [0, 1, 2])
     assert value[0].tolist() == [0, 1, 2]
     assert isinstance(value[1], np.float32)
     assert value[1] == np.float32(0.25)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
+import sys
 
+from runtime.cli.main import Log
 from runtime.training.progress import PlainProgress, TerminalProgress, progress_for
 
 POINTS = [
@@ -59,3 +63,15 @@ def test_a_live_line_shows_the_same_figures():
     assert "10/10" in out.getvalue()
     assert "loss 1.2346" in out.getvalue()
     assert "12,346 tokens/s" in out.getvalue()
+
+
+def test_a_log_line_stands_above_the_live_line_and_not_beside_it(monkeypatch):
+    out, log, said = Terminal(), Log(), logging.LogRecord("x", logging.WARNING, "", 0, "news", None, None)
+    monkeypatch.setattr(sys, "stderr", out)
+    progress = TerminalProgress(10, out)
+    progress.started(0)
+    log.handle(said)
+    progress.close()
+    log.handle(said)
+    lines = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", out.getvalue()).splitlines()
+    assert lines.count("news") == 2

@@ -9,7 +9,7 @@ from torch import nn
 
 from runtime.checkpoints.format import encode_json, read_tensors
 from runtime.checkpoints.snapshot import Snapshots
-from runtime.errors import Rejected
+from runtime.errors import Rejected, RunError
 from runtime.experiment.model import Batch, Experiment, Stage
 from runtime.training.precision import Precision
 from runtime.training.state import TrainingState
@@ -376,6 +376,11 @@ class Told:
 def test_what_no_checkpoint_can_hold_is_refused_before_anything_starts(value: Any, says: str):
     with pytest.raises(ValueError, match=says):
         state_of(make(state={"told": Told(value)})).check()
+
+
+def test_a_part_of_the_state_that_takes_no_more_what_was_kept_is_named():
+    with pytest.raises(RunError, match=r"(?s)^state\['best'\] does not take .* \(RuntimeError: .*\): undo"):
+        moved(make(state={"best": Told(1)}), make(state={"best": nn.Linear(1, 1)}))
 
 
 def test_a_scheduler_of_torch_among_the_state_goes_on():

@@ -145,6 +145,15 @@ def test_the_norm_is_that_before_clipping_and_the_update_is_clipped():
     assert (weights(clipped) - before).norm().item() == pytest.approx(1e-3 * 0.001, rel=1e-3)
 
 
+def test_an_update_takes_no_gradient_that_was_there_before():
+    results = []
+    for left in (None, 1.0):  # by the file, by an evaluation, or by an update in which a part was not trained
+        experiment = make(Rows([8]))
+        experiment.model.weight.grad = None if left is None else torch.full((1, 3), left)
+        results.append((updater(experiment)(Position()).points()[:-1], weights(experiment).tolist()))
+    assert results[0] == results[1]
+
+
 def test_generators_after_an_update_depend_on_its_place_alone():
     states = []
     for noise in (0, 100):

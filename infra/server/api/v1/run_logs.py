@@ -12,8 +12,9 @@ from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.api.described import Operation, describe
 from infra.server.api.news import news_of
 from infra.server.api.v1.requests import answer, body_of, encoded, look, query_of
+from infra.server.api.v1.run_shown import run_of
 from infra.server.api.v1.run_telemetry import Seq, WaitS, packed_or_not
-from infra.server.api.v1.runs import CODES, Attempt, run_of
+from infra.server.api.v1.runs import CODES, Attempt
 from infra.server.refusals import Refused
 from infra.server.store import experiments, run_logs, runs
 from infra.server.store.run_logs import Log

@@ -15,7 +15,8 @@ from msgspec import Meta
 from infra.server.api.context import GuardedRoute, needs, principal_of, store_of
 from infra.server.api.described import Operation, describe
 from infra.server.api.v1.requests import answer, query_of
-from infra.server.api.v1.runs import CODES, run_of
+from infra.server.api.v1.run_shown import run_of
+from infra.server.api.v1.runs import CODES
 from infra.server.board import board
 from infra.server.plots import Window, gather, plot
 from infra.server.store import deflated, experiments, telemetry

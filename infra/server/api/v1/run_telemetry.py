@@ -17,7 +17,8 @@ from infra.server.api.envelopes import decode_loosely
 from infra.server.api.news import MAX_WAIT_S, news_of
 from infra.server.api.streaming import Streamed
 from infra.server.api.v1.requests import answer, encoded, look, query_of
-from infra.server.api.v1.runs import CODES, Attempt, AttemptMark, run_of
+from infra.server.api.v1.run_shown import AttemptMark, run_of
+from infra.server.api.v1.runs import CODES, Attempt
 from infra.server.refusals import Refused
 from infra.server.store import deflated, experiments, runs, telemetry
 from infra.server.store.telemetry import Batch, batch_of

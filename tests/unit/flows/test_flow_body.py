@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flows import care
+from flows import flow_body
 from flows.assignment import Assignment
+from flows.flow_runs import FlowRun, State
 from flows.parameters import TrainParameters
 from flows.scheduling import Live
-from flows.server import FlowRun, State
 from flows.train import Experiments
 from runtime.errors import Rejected, Unavailable
 
@@ -30,8 +30,8 @@ def test_a_start_that_its_surroundings_prevent_is_left_to_rescue_and_a_mistake_i
     def refuse(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(care, "_care_for", refuse)
-    reported = care.keep_run(PARAMETERS, Experiments())
+    monkeypatch.setattr(flow_body, "_care_for", refuse)
+    reported = flow_body.keep_run(PARAMETERS, Experiments())
     assert (reported.type.value, reported.message) == (state, str(error))
 
 
@@ -44,7 +44,7 @@ def test_the_newer_of_two_flow_runs_of_a_slug_leaves_while_the_older_is_live(kin
     older = FlowRun(id="older", name="a", state=state, created=NOW)
     newer = FlowRun(id="newer", name="a", state=state, created=NOW + timedelta(seconds=1))
     server: Any = SimpleNamespace(runs=lambda **_: [newer, older])
-    first = care._first_of(server, newer, Assignment(parameters=PARAMETERS, host=None))
+    first = flow_body._first_of(server, newer, Assignment(parameters=PARAMETERS, host=None))
     assert (first is older) is leaves
 
 
@@ -65,10 +65,10 @@ def test_the_page_of_a_run_that_ends_before_it_begins_says_so(monkeypatch, error
     def refuse(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(care, "_care_for", refuse)
+    monkeypatch.setattr(flow_body, "_care_for", refuse)
     monkeypatch.setattr(
-        care, "report_end", lambda record, word, _environment: said.append((record.slug, word))
+        flow_body, "report_end", lambda record, word, _environment: said.append((record.slug, word))
     )
     with contextlib.suppress(KeyError):
-        care.keep_run(PARAMETERS, Experiments())
+        flow_body.keep_run(PARAMETERS, Experiments())
     assert said == ([] if told is None else [("a", {"state": "failed", "reason": told})])

@@ -47,9 +47,6 @@ def execute(request: RunRequest, interrupts: Interrupts) -> int:
         Interrupted: a signal came before the run was claimed.
     """
     started = time.monotonic()
-    if not request.slug_given:
-        with suppress(OSError):  # nobody reads standard error any more: the run goes on all the same
-            sys.stderr.write(f"slug: {request.slug}\n")
     session = uuid.uuid4().hex
     targets = _targets(request, session)
     location = _location(request)  # before the file, which may change the working directory
@@ -57,7 +54,10 @@ def execute(request: RunRequest, interrupts: Interrupts) -> int:
     attempt = None
     if location is not None:
         attempt = _claim(location, request, prepared, interrupts, session=session)
-    else:
+    if not request.slug_given:  # a run that is refused has no name, and says one line only
+        with suppress(OSError):  # nobody reads standard error any more: the run goes on all the same
+            sys.stderr.write(f"slug: {request.slug}\n")
+    if location is None:
         _log.warning("nothing of this run is kept: --location names where its checkpoints go")
     interrupts.claimed()
 

@@ -125,21 +125,29 @@ def test_a_project_with_our_folder_names_trains_from_inside_it_and_resumes(tmp_p
     assert done["kind"] == "done"
 
 
+@pytest.mark.parametrize("command", ["check", "run"])
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["missing.py"], "no experiment file at missing.py"),
         (["small.py", "--steps", "nine"], "--steps must be an integer from 1 to"),
         (["small.py", "--knob", "modee=hard"], "small.py:11: unknown knob 'modee', did you mean 'mode'?"),
+        (["small.py", "--metrics", "jsonl:none/events"], "none is no directory: make it first"),
+        (["small.py", "--slug", "s", "--resume", "4"], "no checkpoint of step 4 at"),
     ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_line_and_exit_code_2(forge: Forge, tmp_path: Path, flags: list[str], message: str):
+def test_a_mistake_is_one_line_and_exit_code_2_and_touches_nothing(
+    forge: Forge, tmp_path: Path, command: str, flags: list[str], message: str
+):
     write_project(tmp_path, {"small.py": SMALL})
-    ended = forge.run(["check", *flags], folder=tmp_path)
+    ended = forge.run([command, *flags, "--location", "kept", "--metrics", "jsonl:events"], folder=tmp_path)
     assert ended.code == 2
     assert ended.out.read_text() == ""
-    assert ended.said.count("\n") == 1
-    assert message in ended.said
+    (line,) = ended.said.splitlines()
+    assert line.startswith("sexpgpu: ")
+    assert message in line
+    assert everything_under(tmp_path).keys() == {"small.py", ended.out.name, ended.err.name}
 
 
 def test_the_traceback_of_a_mistake_is_for_those_who_ask(forge: Forge, tmp_path: Path):

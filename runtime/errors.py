@@ -1,6 +1,6 @@
 """The errors that a caller of the runtime acts on, each with the exit code it becomes."""
 
-__all__ = ["Rejected", "RunError", "Superseded", "Unavailable"]
+__all__ = ["Rejected", "RunError", "Superseded", "Unavailable", "said_by"]
 
 
 class RunError(Exception):
@@ -28,3 +28,12 @@ class Superseded(RunError):
     """A newer attempt owns the run; this one may publish nothing more."""
 
     exit_code = 76
+
+
+def said_by(error: BaseException) -> str:
+    """Return an error's type and text. The text is somebody's code, and may fail itself."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # noqa: BLE001 - whatever that raises
+        return f"{name}: it has no text"

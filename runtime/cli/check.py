@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import Rejected
+from runtime.experiment._checks import with_article
 from runtime.experiment.model import Batch, Reached
 
 if TYPE_CHECKING:
@@ -76,10 +77,14 @@ class _Drawn:
 def _draw(where: str, loader: Loader) -> str:
     try:
         batch = loader.batch(0)
-    except Exception as error:
-        raise Rejected(f"batch 0 of {where} cannot be drawn: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        from runtime.experiment.frontend import mistake
+
+        raise mistake(f"batch 0 of {where} cannot be drawn", error) from error
     if not isinstance(batch, Batch):
-        raise Rejected(f"the loader of {where} must return a Batch, got a {type(batch).__name__}")
+        raise Rejected(f"the loader of {where} must return a Batch, got {with_article(type(batch).__name__)}")
     _check_tensors(where, batch.data)
     tokens = "" if batch.num_tokens is None else f", {batch.num_tokens:,} tokens"
     return f"{batch.num_examples:,} examples{tokens}"

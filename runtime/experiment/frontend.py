@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime import __version__
-from runtime.errors import Rejected, RunError, Unavailable
+from runtime.errors import Rejected, RunError, Unavailable, said_by
 from runtime.events.identity import Identity
 from runtime.events.kinds import Json, plain
 from runtime.experiment._checks import MAX_INT, is_finite, shown
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import ModuleType
 
-__all__ = ["Loaded", "load_experiment"]
+__all__ = ["Loaded", "load_experiment", "mistake"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,17 +231,14 @@ class _Blame:
         return None
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if error is None or not isinstance(error, Exception | SystemExit):
+        if error is None or isinstance(error, KeyboardInterrupt):
             return
-        place = self._place(error)
-        text = _one_line(str(error)).replace(f"{self.modules.namespace}.", "")
-        if isinstance(error, RunError):
-            raise type(error)(f"{place}: {text}") from error
-        if isinstance(error, FileNotFoundError) and error.filename is not None:
-            raise Unavailable(f"{place}: {shown(error.filename)} is missing on this host") from error
         if isinstance(error, SyntaxError):
-            text = _one_line(error.msg)
-        raise Rejected(f"{place}: {type(error).__name__}: {text}".removesuffix(": ")) from error
+            raise Rejected(f"{self._place(error)}: {type(error).__name__}: {_one_line(error.msg)}") from error
+        made = mistake(self._place(error), error)
+        if isinstance(made, Unavailable):  # it names a file, and nothing in it is ours
+            raise made from error
+        raise type(made)(str(made).replace(f"{self.modules.namespace}.", "")) from error
 
     def _place(self, error: BaseException) -> str:
         root = self.modules.root
@@ -259,6 +256,19 @@ class _Blame:
         tree = ast.parse(self.modules.sources[self.entry.name])
         lines = [node.lineno for node in tree.body if getattr(node, "name", None) == name]
         return lines[-1] if lines else None
+
+
+def mistake(place: str, error: BaseException) -> RunError:
+    """Return what an error of the file's code comes to: `place`, and in one line what it says.
+
+    A file that is missing on this host may be there on another one. All else is the file's mistake, an error
+    that no `except Exception` catches too: a file that exits by itself is none that passed.
+    """
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return Unavailable(f"{place}: {shown(error.filename)} is missing on this host")
+    if isinstance(error, RunError):
+        return type(error)(f"{place}: {_one_line(str(error))}")
+    return Rejected(f"{place}: {_one_line(said_by(error))}".removesuffix(":"))
 
 
 def _one_line(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.errors import Rejected
+from runtime.errors import Rejected, said_by
 from runtime.std.draws import seeded
 
 if TYPE_CHECKING:
@@ -93,9 +94,7 @@ class _Worker:
         index = self.requested.pop(0)
         batch, failure = self._next_answer()
         if failure is not None:
-            failed = RuntimeError(f"a loader worker failed at batch {index}: {failure[0]}")
-            failed.add_note(failure[1])
-            raise failed
+            raise failure.raised_here(index)
         return batch  # type: ignore[no-any-return] # pickle has no types
 
     def drain(self) -> None:
@@ -141,11 +140,29 @@ def _serve(loader: Loader, connection: Connection, parent: int) -> None:
         _send(connection, _attempt(loader, index))
 
 
-def _attempt(loader: Loader, index: int) -> tuple[Any, tuple[str, str] | None]:
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What a loader raised in a worker. `missing` is the file that it did not find; unset for all else."""
+
+    text: str
+    traceback: str
+    missing: Any
+
+    def raised_here(self, index: int) -> Exception:
+        """Return the error for the process that asked: a file that is missing stays one."""
+        text = f"a loader worker failed at batch {index}: {self.text}"
+        missing = self.missing
+        error = RuntimeError(text) if missing is None else FileNotFoundError(errno.ENOENT, text, missing)
+        error.add_note(self.traceback)
+        return error
+
+
+def _attempt(loader: Loader, index: int) -> tuple[Any, _Failure | None]:
     try:
         return _draw(loader, index), None
     except Exception as error:  # noqa: BLE001 - raised again in the parent, with its traceback
-        return None, (f"{type(error).__name__}: {error}", traceback.format_exc())
+        missing = error.filename if isinstance(error, FileNotFoundError) else None
+        return None, _Failure(said_by(error), traceback.format_exc(), missing)
 
 
 class _Pickler(pickle.Pickler):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from runtime.errors import RunError, Superseded, Unavailable
+from runtime.errors import RunError, Superseded, Unavailable, said_by
 from runtime.events.stream import EventStream, now_ms
 from runtime.training.changes import changes
 from runtime.training.evaluation import Evaluator
@@ -212,7 +212,7 @@ class AttemptRun:
             self._settle()
             return "interrupted", Unavailable.exit_code if self._interrupts.loses_work else code
         self._settle()
-        self._stream.fail(self._position.step, _said_by(error))
+        self._stream.fail(self._position.step, said_by(error))
         return "failed", 1
 
     def _settle(self) -> None:
@@ -267,11 +267,3 @@ class AttemptRun:
             dropped=stream.num_dropped,
             unsent=stream.unsent,
         )
-
-
-def _said_by(error: BaseException) -> str:
-    """An error's type and text; the text is the file's code, and the end must be written without it too."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - whatever that raises
-        return f"{type(error).__name__}: it has no text"

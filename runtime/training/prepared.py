@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from runtime.errors import Rejected
+from runtime.experiment.frontend import mistake
 from runtime.training.determinism import configure, observe, restore
 from runtime.training.position import Position
 from runtime.training.precision import Precision
@@ -47,9 +48,10 @@ class Prepared:
             self.state.check()
         except ValueError as error:
             raise Rejected(f"{loaded.identity.entry}: {error}") from error
-        except Exception as error:  # the state_dict of what the file has made
-            text = f"{type(error).__name__}: {error}"
-            raise Rejected(f"{loaded.identity.entry}: the state cannot be captured: {text}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the state_dict of what the file has made
+            raise mistake(f"{loaded.identity.entry}: the state cannot be captured", error) from error
 
     def fit(self, checkpoint: Checkpoint | None) -> None:
         """Take over the place of `checkpoint`, whose state fits; unset, the run begins at step 0.

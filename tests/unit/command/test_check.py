@@ -10,7 +10,7 @@ from runtime.checkpoints.location import open_location
 from runtime.cli.arguments import parse_arguments
 from runtime.cli.check import check
 from runtime.cli.request import read_request
-from runtime.errors import Rejected
+from runtime.errors import Rejected, Unavailable
 from tests.support.experiments import SMALL, write_project
 
 EXPERIMENTS = Path(__file__).parents[3] / "flows" / "experiments"
@@ -87,6 +87,8 @@ def test_json_is_the_identity(tmp_path: Path):
             "batch 0 of stage 'easy' must be on the CPU, got a tensor on meta",
         ),
         ("return Batch(", "return (", "the loader of stage 'easy' must return a Batch, got a tuple"),
+        ("return Batch(", "raise SystemExit(", "batch 0 of stage 'easy' cannot be drawn: SystemExit: "),
+        ("float(index)), 2", "0.0), 0", "cannot be drawn: Batch.num_examples must be an integer, at least 1"),
     ],
 )
 def test_a_loader_that_cannot_be_trained_on_is_refused(tmp_path: Path, old: str, new: str, message: str):
@@ -95,6 +97,16 @@ def test_a_loader_that_cannot_be_trained_on_is_refused(tmp_path: Path, old: str,
     with pytest.raises(Rejected) as refused:
         checked(tmp_path, source=source.replace(old, new))
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("loader", ["Ones()", "data.Workers(Ones(), processes=1)"])
+def test_a_file_that_a_loader_reads_and_this_host_lacks_is_no_mistake(tmp_path: Path, loader: str):
+    """It is opened with the first batch; the workers that a run is scheduled for may have it."""
+    source = SMALL.replace("torch.full((2, 3), float(index))", "open('/nowhere/corpus.bin')").replace(
+        "import Batch", "import data, Batch"
+    )
+    with pytest.raises(Unavailable, match=r"batch 0 of .* drawn: '/nowhere/corpus\.bin' is missing"):
+        checked(tmp_path, source=source.replace("Ones()", loader))
 
 
 @pytest.mark.parametrize(

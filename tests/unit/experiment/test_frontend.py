@@ -115,6 +115,12 @@ EDITS = [
     ),
     ("model = nn.Linear(3, 1)", "raise SystemExit(3)", "small.py:34: SystemExit: 3"),
     ("model = nn.Linear(3, 1)", "raise KeyError('a\\nb')", "small.py:34: KeyError: 'a\\nb'"),
+    ("model = nn.Linear(3, 1)", "raise GeneratorExit", "small.py:34: GeneratorExit"),
+    (
+        "model = nn.Linear(3, 1)",
+        "raise type('Mute', (Exception,), {'__str__': lambda _: 1 / 0})",
+        "small.py:34: Mute: it has no text",
+    ),
     (
         "    return Experiment(",
         "    return dict(",

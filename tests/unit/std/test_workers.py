@@ -96,6 +96,19 @@ def test_an_error_of_the_loader_is_raised_here_with_its_traceback():
     assert workers.batch(14).data["index"] == 14
 
 
+def test_a_file_that_a_worker_does_not_find_is_a_missing_file_here():
+    """It may be there on another machine: whoever asks must be able to tell it from a mistake."""
+
+    class Reader:
+        def batch(self, index):
+            return Batch(Path("/nowhere/corpus.bin").read_bytes(), index)
+
+    with pytest.raises(FileNotFoundError, match="a loader worker failed at batch 3: FileNotFound") as failed:
+        Workers(Reader(), processes=1).batch(3)
+    assert failed.value.filename == "/nowhere/corpus.bin"
+    assert "in batch" in failed.value.__notes__[0]
+
+
 @pytest.mark.parametrize("index", [1, 40])
 def test_a_killed_worker_is_an_error_that_says_so_also_at_a_jump(index: int):
     workers = Workers(Noisy(), processes=1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_experiment", "check_folder", "check_shipped", "check_store"]
 
-NOT_FOR_A_CHECK = ("SEXPGPU_METRICS", "SLUGLINE_LIFELINE_FD")
+NOT_FOR_A_CHECK = ("DIVERGENT_TELEMETRY_PATH", "SEXPGPU_METRICS", "SLUGLINE_LIFELINE_FD")
 MISSING_OR_FORBIDDEN = {401, 403, 404}
 
 

@@ -44,10 +44,9 @@ def check(request: RunRequest, environ: Mapping[str, str]) -> str:
 
 def _check_places(request: RunRequest, environ: Mapping[str, str]) -> Checkpoint | None:
     """Look at the targets, and return the checkpoint that a run would go on from."""
-    from runtime.events.targets import parse_targets
+    from runtime.training.run import checked_targets
 
-    for target in parse_targets(request.metrics, environ, session="0" * 32, folder=request.folder):
-        target.check()
+    checked_targets(request, environ, session="0" * 32)
     if request.location is None:
         return None
     from runtime.checkpoints.location import open_location

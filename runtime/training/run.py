@@ -17,7 +17,7 @@ from runtime.events.targets import parse_targets
 from runtime.events.telemetry import TelemetryTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from runtime.checkpoints.attempt import Attempt
     from runtime.checkpoints.location import Location
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.training.interrupts import Interrupts
     from runtime.training.prepared import Prepared
 
-__all__ = ["execute"]
+__all__ = ["checked_targets", "execute"]
 
 _CLAIM_TRIES = 20
 _LOOK_EVERY_S = 0.05
@@ -48,7 +48,7 @@ def execute(request: RunRequest, interrupts: Interrupts) -> int:
     """
     started = time.monotonic()
     session = uuid.uuid4().hex
-    targets = _targets(request, session)
+    targets = checked_targets(request, os.environ, session=session)
     location = _location(request)  # before the file, which may change the working directory
     prepared = _prepare(request, interrupts)
     attempt = None
@@ -67,8 +67,13 @@ def execute(request: RunRequest, interrupts: Interrupts) -> int:
     return run.execute(started=started)
 
 
-def _targets(request: RunRequest, session: str) -> list[Target]:
-    targets = parse_targets(request.metrics, os.environ, session=session, folder=request.folder)
+def checked_targets(request: RunRequest, environ: Mapping[str, str], *, session: str) -> list[Target]:
+    """Return where the run's events go, the telemetry file included, each looked at and none touched.
+
+    Raises:
+        Rejected: one cannot work.
+    """
+    targets = parse_targets(request.metrics, environ, session=session, folder=request.folder)
     if request.telemetry is not None:
         targets.append(TelemetryTarget(request.telemetry))
     for target in targets:

@@ -125,6 +125,14 @@ def test_places_are_looked_at_as_far_as_that_touches_nothing(tmp_path: Path, fla
     assert [path.name for path in tmp_path.iterdir()] == ["small.py"]
 
 
+def test_the_telemetry_file_is_looked_at_as_a_run_would(tmp_path: Path):
+    path = write_project(tmp_path, {"small.py": SMALL})
+    given = parse_arguments(["check", str(path), "--device", "cpu"])
+    environ = {"DIVERGENT_TELEMETRY_PATH": str(tmp_path / "none" / "telemetry.jsonl")}
+    with pytest.raises(Rejected, match=r"DIVERGENT_TELEMETRY_PATH=.* is no directory: make it first"):
+        check(read_request(given, environ, now=datetime.now(UTC)), environ)
+
+
 def test_a_location_that_holds_another_run_is_refused_before_anybody_trains(tmp_path: Path):
     location = open_location(str(tmp_path / "kept"), {})
     location.claim(location.find(slug="mine"), session="0" * 32)

@@ -43,7 +43,8 @@ def test_a_module_is_looked_at_like_a_file():
 def test_a_run_for_a_gpu_is_scheduled_from_a_host_without_one_and_touches_no_target(tmp_path):
     events = tmp_path / "events.jsonl"
     parameters = TrainParameters(experiment=DIGITS, device="cuda", gpus=1, location=str(tmp_path / "at"))
-    check_experiment(parameters, {**os.environ, "SEXPGPU_METRICS": f"jsonl:{events}"})
+    of_this_shell = {"SEXPGPU_METRICS": f"jsonl:{events}", "DIVERGENT_TELEMETRY_PATH": "/none/telemetry"}
+    check_experiment(parameters, {**os.environ, **of_this_shell})
     assert list(tmp_path.iterdir()) == []
 
 

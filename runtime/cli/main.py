@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
@@ -81,7 +81,11 @@ def _main(argv: Sequence[str], *, is_process: bool) -> int:
         request = read_request(given, os.environ, now=datetime.now(UTC))
         if is_process:
             _fix_hash_seed()
-        return _check(request) if given.command == "check" else _run(request, is_process=is_process)
+        answer = sys.stdout
+        with redirect_stdout(sys.stderr):  # for what the file prints, and all that it imports
+            if given.command == "check":
+                return _check(request, answer)
+            return _run(request, answer, is_process=is_process)
     except (RunError, Interrupted) as error:
         log.debug("what was raised:", exc_info=error)
         _say(f"sexpgpu: {error}")
@@ -112,13 +116,13 @@ def _fix_hash_seed() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same program
 
 
-def _run(request: RunRequest, *, is_process: bool) -> int:
+def _run(request: RunRequest, answer: TextIO, *, is_process: bool) -> int:
     lifeline = lifeline_from(os.environ)
     # In force before torch is imported, which takes seconds.
     with Interrupts(notice_s=request.notice_s, lifeline=lifeline, until_exit=is_process) as interrupts:
         from runtime.training.run import execute
 
-        return execute(request, interrupts)
+        return execute(request, interrupts, answer=answer)
 
 
 def _threads_left() -> list[str]:
@@ -138,11 +142,11 @@ def _end_without(threads: Sequence[str], code: int) -> None:
         _leave(code)
 
 
-def _check(request: RunRequest) -> int:
+def _check(request: RunRequest, answer: TextIO) -> int:
     from runtime.cli.check import check
 
-    sys.stdout.write(check(request, os.environ) + "\n")
-    sys.stdout.flush()
+    answer.write(check(request, os.environ) + "\n")
+    answer.flush()
     return 0
 
 

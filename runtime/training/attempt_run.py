@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from runtime.errors import RunError, Superseded, Unavailable, said_by
 from runtime.events.stream import EventStream, now_ms
@@ -79,7 +79,9 @@ class AttemptRun:
         attempt: Attempt | None,
         targets: Sequence[Target],
         interrupts: Interrupts,
+        answer: TextIO,
     ) -> None:
+        self._answer = answer
         self._request = request
         self._prepared = prepared
         self._experiment = prepared.experiment
@@ -236,8 +238,8 @@ class AttemptRun:
 
     def _print(self, summary: Summary) -> None:
         try:
-            sys.stdout.write(json.dumps(asdict(summary), ensure_ascii=False, separators=(",", ":")) + "\n")
-            sys.stdout.flush()
+            self._answer.write(json.dumps(asdict(summary), ensure_ascii=False, separators=(",", ":")) + "\n")
+            self._answer.flush()
         except OSError as error:
             _log.error("the summary could not be printed: %s", error)
 

@@ -10,7 +10,7 @@ import time
 import uuid
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from runtime.errors import Unavailable
 from runtime.events.targets import parse_targets
@@ -36,10 +36,11 @@ Value = TypeVar("Value")
 _log = logging.getLogger(__name__)
 
 
-def execute(request: RunRequest, interrupts: Interrupts) -> int:
+def execute(request: RunRequest, interrupts: Interrupts, *, answer: TextIO) -> int:
     """Train what `request` asks for, from its newest checkpoint on; return the process's exit code.
 
-    To be called with `interrupts` in force, before torch is imported.
+    To be called with `interrupts` in force, before torch is imported. `answer` gets the summary, if it is
+    asked for.
 
     Raises:
         Rejected: the user's mistake; nothing was touched.
@@ -63,7 +64,9 @@ def execute(request: RunRequest, interrupts: Interrupts) -> int:
 
     from runtime.training.attempt_run import AttemptRun
 
-    run = AttemptRun(request, prepared, attempt=attempt, targets=targets, interrupts=interrupts)
+    run = AttemptRun(
+        request, prepared, attempt=attempt, targets=targets, interrupts=interrupts, answer=answer
+    )
     return run.execute(started=started)
 
 

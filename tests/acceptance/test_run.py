@@ -164,6 +164,18 @@ def test_without_a_signal_standard_output_has_what_was_asked_for_and_nothing_els
     assert "step 12/12" in run.err.read_text()
 
 
+def test_what_a_file_and_all_that_it_imports_print_goes_to_standard_error(forge: Forge, tmp_path: Path):
+    """Libraries print what they have downloaded: a stream of events, or a summary, was no JSON any more."""
+    print_it = "__import__('this'); __import__('sys').stdout.write('written\\n')"
+    source = EXPERIMENT.replace("x, y = examples", f"x, y = examples; {print_it}")
+    run = SmallRun(forge, tmp_path, source=source).go("--steps=1", "--metrics=stdout")
+    assert [line.get("kind", "summary") for line in strict_lines(run.out.read_bytes())][-2:] == [
+        "done", "summary",
+    ]  # fmt: skip
+    assert "The Zen of Python" in run.said
+    assert "written" in run.said
+
+
 def test_with_the_target_stdout_the_summary_follows_the_last_event(small: SmallRun):
     lines = strict_lines(small.go("--metrics", "stdout").out.read_bytes())
     assert lines[-2]["kind"] == "done"

@@ -27,6 +27,10 @@ def test_the_demo_shows_what_it_promises_and_can_be_shown_again(stack):
         (killed,) = {int(step) for step in re.findall(r"killed at step (\d+)", demo.stdout)}
         (resumed,) = {int(step) for step in re.findall(r"resumed from step (\d+)", demo.stdout)}
         assert 0 < resumed <= killed
+        for what in ("scheduled", "started", "noticed", "finished"):
+            assert re.search(rf"^  {what} +\d+\.\d  ", demo.stdout, re.MULTILINE), what
+        for page in ("Prefect", "Experiment"):
+            assert re.search(rf"^{page} +http://127\.0\.0\.1:\d+/\S+$", demo.stdout, re.MULTILINE), page
         assert re.search(r"Equal: \d+ tensors .* and \d+ metric values are equal, bit for bit", demo.stdout)
     assert stack.slugline("down").returncode == 0
     assert stack.processes() == []

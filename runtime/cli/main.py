@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(argv, is_process=False)
     ending = _Ending()
     ending.code = _main(sys.argv[1:], is_process=True)
+    sys.stdout = sys.stderr  # for what is printed at the exit
     _end_without(_threads_left(), ending.code)
     return ending.code
 

@@ -578,7 +578,12 @@ def test_a_file_that_exits_by_itself_is_a_failed_run(forge: Forge, tmp_path: Pat
 
 
 LAST_MOMENTS = {
-    "exit": "import atexit, os; atexit.register(os.kill, os.getpid(), {signum:d})",
+    "exit": """
+import atexit, os, sys
+
+atexit.register(os.kill, os.getpid(), {signum:d})
+atexit.register(lambda: sys.stdout.write("what is printed then is no answer either"))
+""",
     "teardown": """
 import os
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import torch
 from runtime.errors import Rejected
 from runtime.experiment.model import Batch
 from runtime.std.workers import Workers
+from tests.support.generators import generators
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +37,6 @@ def wait_for(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.01)
-
-
-def generators() -> tuple[object, ...]:
-    shared: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - the shared one
-    return random.getstate(), shared["state"]["key"].tobytes(), torch.get_rng_state().numpy().tobytes()
 
 
 def lives(pid: int) -> bool:
@@ -136,6 +132,7 @@ PARENT = """
 import sys, time
 from runtime.experiment.model import Batch
 from runtime.std.workers import Workers
+from tests.support.generators import generators
 
 class Slow:
     def batch(self, index):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ from torch import nn
 
 from runtime.errors import RunError
 from runtime.experiment.model import Batch, Evaluation, Experiment, Stage
+from runtime.std.workers import Workers
 from runtime.training.evaluation import Evaluator
 from runtime.training.metrics import metric
 from runtime.training.position import Position
 from runtime.training.precision import Precision
 from runtime.training.update import Updater
+from tests.support.generators import generators
 
 CPU = torch.device("cpu")
 
@@ -155,13 +158,17 @@ def test_an_update_takes_no_gradient_that_was_there_before():
 
 
 def test_generators_after_an_update_depend_on_its_place_alone():
-    states = []
-    for noise in (0, 100):
-        torch.rand(noise + 1)
-        np.random.rand(noise + 1)  # noqa: NPY002 - the generator that files share
-        updater(make(Rows([8])))(Position(step=2))
-        states.append(torch.get_rng_state())
-    assert torch.equal(*states)
+    """Not on what was drawn before, and not on how many processes draw the batches."""
+    loaders = [Rows([8]), Rows([8]), *(Workers(Rows([8]), processes=processes) for processes in (0, 2))]
+    after = []
+    for number, loader in enumerate(loaders):
+        experiment = make(loader)
+        torch.rand(number + 1)
+        np.random.rand(number + 1)  # noqa: NPY002 - the generator that files share
+        random.seed(number)
+        updater(experiment)(Position(step=2))
+        after.append(generators())
+    assert after == [after[0]] * 4
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ class EventStream:
         self._num_behind = 0
         self._positions: dict[int, int] = {}
         self._summary: StreamSummary | None = None
+        self._ended = False
         self._handing = threading.Lock()
         self._handed = 0
         self._processed = 0
@@ -225,6 +226,9 @@ class EventStream:
         self._write([annotation])
 
     def _write(self, events: Sequence[Event]) -> None:
+        if self._ended:  # a save that was given up may have counted all the same
+            logger.info("after the end of the stream: %s", "; ".join(map(str, events)))
+            return
         good: list[Event] = []
         lines: list[bytes] = []
         for event in events:
@@ -239,6 +243,7 @@ class EventStream:
         for target in self._targets:
             self._write_to(target, good, lines)
         if isinstance(good[-1], Done):
+            self._ended = True
             self._sync_targets()
 
     def _write_to(self, target: Target, events: Sequence[Event], lines: Sequence[bytes]) -> None:

@@ -102,6 +102,20 @@ def test_a_failed_run_says_so_and_then_done(clock):
     ]
 
 
+def test_nothing_follows_done_but_in_the_log(caplog):
+    """A failed run gives up a save after a while; its publishing, still on its way, succeeds afterwards."""
+    caplog.set_level("INFO")
+    target = MemoryTarget()
+    stream = EventStream([target])
+    stream.open(OPEN)
+    stream.fail(3, "ValueError: boom")
+    stream.annotate(2, "checkpoint /c/step-00000002", {"checkpoint": "/c/step-00000002", "seconds": 31.5})
+    stream.close(timeout_s=5)
+    assert isinstance(target.events[-1], Done)
+    assert "after the end of the stream: Annotation(" in caplog.text
+    assert "checkpoint /c/step-00000002" in caplog.text
+
+
 def test_handing_over_neither_waits_for_values_nor_for_targets():
     release = threading.Event()
     target = MemoryTarget()

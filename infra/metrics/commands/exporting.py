@@ -51,6 +51,7 @@ def export(
     from infra.metrics.find import select
 
     kind = _format(output, format_)
+    _check_place(output)
     if not experiments and not folder:
         raise Rejected(
             "nothing to export was named: give slugs, ids or globs, or --folder (/ for everything)"
@@ -104,6 +105,15 @@ def _format(output: str, given: str | None) -> str:
     return name
 
 
+def _check_place(output: str) -> None:
+    """Refuse a place where no file can stand: what is a pipe, a device or a directory is not replaced."""
+    path = Path(output)
+    if output != "-" and ((path.exists() and not path.is_file()) or not path.parent.is_dir()):
+        raise Rejected(
+            f"--output must be a file in a directory that is there (- is standard output), got {output!r}"
+        )
+
+
 @contextmanager
 def _opened(output: str) -> Iterator[IO[bytes]]:
     """Open the file to write. It takes its name when it is whole; until then an older one stands there."""
@@ -111,8 +121,6 @@ def _opened(output: str) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         return
     path = Path(output)
-    if path.is_dir() or not path.parent.is_dir():
-        raise Rejected(f"--output must be a file in a directory that is there, got {output!r}")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

@@ -146,7 +146,13 @@ def _check_kind(file: Path, wanted: bytes) -> None:
 
 @contextmanager
 def _replacing(file: Path) -> Iterator[Path]:
-    """A file to write that only we can read; once it is on the disk it takes the name in one step."""
+    """A file to write that only we can read; once it is on the disk it takes the name in one step.
+
+    Raises:
+        Unusable: It cannot be written, or what has the name is no file: a pipe or a device would be lost.
+    """
+    if file.exists() and not file.is_file():
+        raise Unusable(f"{file} is no file, and nothing else is replaced: give another name")
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))

@@ -1,8 +1,10 @@
 """syvain-metrics: a mistake is one line and exit 2, whatever it is, and commands start at once."""
 
 import contextlib
+import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import threading
 
@@ -57,6 +59,7 @@ def cli(monkeypatch, capsys, tmp_path):
         (["export", "run", "-o", "-"], "--format must be one of csv, jsonl, parquet"),
         (["export", "run", "-o", "x.csv", "--format", "xml"], "got 'xml'"),
         (["export", "run", "-o", "-", "--format", "parquet"], "Parquet needs a file"),
+        (["export", "run", "-o", "none/x.csv"], "--output must be a file in a directory that is there"),
         (["import", "/none.jsonl"], "/none.jsonl cannot be read: No such file or directory"),
         (["import"], "Missing argument 'FILE...'"),
         (["server", "start", "--port", "70000"], "--port"),
@@ -70,6 +73,19 @@ def test_a_mistake_is_one_line_and_exit_2(cli, arguments, says, tmp_path, monkey
     assert refused.line.startswith("syvain-metrics: ")
     assert says in refused.line
     assert [path.name for path in tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("arguments", [["export", "run", "--format", "csv", "-o"], ["server", "backup"]])
+def test_a_pipe_is_not_replaced_by_a_file(cli, arguments, tmp_path):
+    """As a device such as /dev/null would be, of which there is one for everybody."""
+    with sqlite3.connect(tmp_path / "metrics.sqlite3") as database:
+        database.execute("CREATE TABLE t (a)")
+    database.close()
+    os.mkfifo(pipe := tmp_path / "pipe")
+    refused = cli(*arguments, pipe, *(["--data", tmp_path] if arguments[0] == "server" else []))
+    assert (refused.code, refused.out) == (2, "")
+    assert "file" in refused.line
+    assert pipe.is_fifo()
 
 
 def test_without_a_key_what_to_do_is_said(cli):

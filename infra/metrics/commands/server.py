@@ -165,6 +165,8 @@ def _usable(data: str | None, database: str | None) -> Iterator[Place]:
     from infra.server.datadir import place
     from infra.server.refusals import Unusable
 
+    if data == "":
+        raise Rejected("--data must name a directory, got '': . is the working directory")
     directory = Path(data) if data is not None else None if database is not None else _default()
     try:
         yield place(data=directory, database=database)

@@ -63,6 +63,7 @@ def cli(monkeypatch, capsys, tmp_path):
         (["import", "/none.jsonl"], "/none.jsonl cannot be read: No such file or directory"),
         (["import"], "Missing argument 'FILE...'"),
         (["server", "start", "--port", "70000"], "--port"),
+        (["server", "start", "--data", ""], "--data must name a directory, got ''"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from infra.client.errors import Rejected
 from infra.client.output import print_json, print_table, print_text, time_of
 from infra.metrics.commands._common import ExperimentName, Json, connect, json_object
 
@@ -13,12 +14,17 @@ __all__ = ["app"]
 
 app = typer.Typer(help="List and add annotations.")
 
+_MAX_LISTED = 10_000
+"""So many the server gives at once."""
+
 
 @app.command(name="list")
 def list_(
     experiment: ExperimentName,
     *,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=_MAX_LISTED, help="At most so many.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the annotations of an experiment, the newest first."""
@@ -49,7 +55,7 @@ def add(
     experiment: ExperimentName,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say.")],
     *,
-    step: Annotated[int | None, typer.Option(metavar="N", min=0, help="The step that it is about.")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="The step that it is about.")] = None,
     meta: Annotated[str | None, typer.Option(metavar="JSON", help="A JSON object that goes with it.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -58,7 +64,7 @@ def add(
 
     metadata = {} if meta is None else dict(json_object(meta, "--meta"))
     if step is not None:
-        metadata["step"] = step
+        metadata["step"] = _checked_step(step)
     with connect() as api:
         here = experiment_id(api, experiment)
         made = api.post(f"experiments/{here}/annotations", {"annotation": text, "metadata": metadata})
@@ -66,3 +72,18 @@ def add(
         print_json(made["annotation"])
     else:
         print_text(made["annotation"]["id"])
+
+
+def _checked_step(step: int) -> int:
+    """Return a step. In metadata the server would take any number, a larger one as the nearest double.
+
+    Raises:
+        Rejected: it is none.
+    """
+    from runtime.events.limits import check_step
+
+    try:
+        check_step(step)
+    except ValueError as error:
+        raise Rejected(f"--step: {error}") from error
+    return step

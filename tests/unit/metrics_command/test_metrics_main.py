@@ -41,6 +41,11 @@ def cli(monkeypatch, capsys, tmp_path):
         (["metric", "get", "run", "loss", "--axis", "time"], "--axis must be step or timestamp, got 'time'"),
         (["annotation", "add", "run", "text", "--meta", "[1]"], "--meta must be a JSON object, got '[1]'"),
         (["annotation", "add", "run", "text", "--step", "-1"], "--step"),
+        (
+            ["annotation", "add", "run", "text", "--step", "9007199254740991"],
+            "--step: a step must be an integer from 0 to 9007199254740990, got 9007199254740991",
+        ),
+        (["annotation", "list", "run", "--limit", "10001"], "--limit"),
         (["annotation", "add", "run", "text", "--meta", '{"a": NaN}'], "NaN is no number in JSON"),
         (["annotation", "add", "run", "text", "--meta", "[" * 5000], "--meta must be a JSON object"),
         (["experiment", "show", "r\udcff"], "is no UTF-8 text: give one that is"),

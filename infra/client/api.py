@@ -168,8 +168,10 @@ def part(text: str) -> str:
     """Return a text as one part of a path.
 
     Raises:
-        Rejected: it is no text that can be sent.
+        Rejected: it is empty, which would be another path, or no text that can be sent.
     """
+    if not text:
+        raise Rejected("an id must not be empty: give one that the server has")
     return quote(_sendable(text), safe="")
 
 

@@ -58,6 +58,7 @@ def cli(monkeypatch, capsys, tmp_path):
         (["member", "role", "a@b", "god"], "the role must be viewer, member or owner, got 'god'"),
         (["view", "save", "v", "/none.json"], "/none.json cannot be read"),
         (["key", "create"], "Missing argument 'NAME'"),
+        (["key", "revoke", ""], "an id must not be empty"),
         (["export", "run"], "Missing option '--output'"),
         (["export", "-o", "x.csv"], "nothing to export was named"),
         (["export", "run", "-o", "x.txt"], "--format must be one of csv, jsonl, parquet"),

@@ -36,10 +36,11 @@ def test_a_folder_shows_its_id_its_path_and_the_ids_above_it(rest, top):
     assert str(uuid.UUID(innermost["folder_id"])) == innermost["folder_id"]
 
 
-def test_the_list_takes_a_path(rest, top):
+def test_the_list_takes_a_path_or_an_id(rest, top):
     inner = make(rest, "lr", top["folder_id"])
     assert rest.ask("GET", "/folders", path=f"/{top['name']}/lr")["folders"] == [inner]
     assert rest.ask("GET", "/folders", path=f"{top['name']}/lr/")["folders"] == [inner]
+    assert rest.ask("GET", "/folders", path=inner["folder_id"])["folders"] == [inner]
     assert rest.ask("GET", "/folders", path="/nowhere")["folders"] == []
     listed = rest.ask("GET", "/folders")["folders"]
     assert top in listed

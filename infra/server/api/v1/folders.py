@@ -34,9 +34,9 @@ _MAX_HELD = 10_000
 
 
 class FindFolders(msgspec.Struct):
-    """Which folders are wanted."""
+    """Which folders are wanted: unset, all."""
 
-    path: str | None = None
+    path: Ref | None = None
 
 
 class NewFolder(msgspec.Struct):
@@ -77,14 +77,14 @@ class FolderContents(msgspec.Struct):
 @needs("read")
 @describe(Operation(data=Folders, query=FindFolders))
 async def list_folders(request: Request) -> Response:
-    """List every folder by its path, or the one at a path."""
+    """List every folder by its path, or the one at a path or of an id."""
     path = query_of(request, FindFolders).path
     wanted = None if path is None else "/" + path.strip("/")
     organisation, shown = principal_of(request).organisation, shown_by(request)
 
     def read(connection: Connection) -> Folders:
         found = rows.places(connection, organisation.id).values()
-        return Folders([shown.folder(one) for one in found if wanted in {None, one.path}])
+        return Folders([shown.folder(one) for one in found if wanted in {None, one.path} or one.uid == path])
 
     return await look(request, read)
 

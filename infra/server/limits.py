@@ -80,7 +80,9 @@ def check_folder_name(name: str) -> None:
     """
     units = limits.utf16_units(name)
     if not 1 <= units <= 200 or "/" in name or not _is_text(name):
-        raise ValueError(f"a folder's name must be 1 to 200 UTF-16 units without `/`, got {name[:60]!a}")
+        raise ValueError(
+            f"a folder's name must be 1 to 200 UTF-16 units without `/`, got {units}: {name[:60]!a}"
+        )
 
 
 def check_display_name(name: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -114,6 +115,8 @@ def migrate(database: Database) -> tuple[str | None, str]:
 
     config = _alembic()
     script = ScriptDirectory.from_config(config)
+    if isinstance(database.address, Path):
+        _make_private(database.address)
     with database.writes.connect() as connection:
         _enforce_foreign_keys(connection, on=False)
         try:
@@ -132,6 +135,16 @@ def migrate(database: Database) -> tuple[str | None, str]:
     head = script.get_current_head()
     assert head is not None
     return before, head
+
+
+def _make_private(file: Path) -> None:
+    """Make a database's file, if there is none, for its owner alone to read, as SQLite then makes the others.
+
+    Its directory may have been made by somebody else, for everybody to look into. A file that is there is not
+    opened: closing it again would take the locks of every connection of this process.
+    """
+    with suppress(OSError):  # SQLite says better what is wrong
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def check_current(connection: Connection) -> None:

@@ -58,6 +58,17 @@ def test_the_first_start_makes_a_key_and_never_shows_it_and_the_second_keeps_it(
     assert not (tmp_path / "unasked").exists()
 
 
+def test_a_database_is_its_owners_to_read_in_a_directory_that_everybody_looks_into(tmp_path):
+    (data := tmp_path / "data").mkdir(mode=0o755)
+    server = MetricsServer(data)
+    server.start()
+    try:
+        kept = {path.name: oct(mode(path)) for path in data.glob("metrics.sqlite3*")}
+    finally:
+        server.stop()
+    assert kept == {f"metrics.sqlite3{end}": "0o600" for end in ("", "-wal", "-shm")}
+
+
 def test_what_stands_in_the_way_of_a_start_is_one_line_and_exit_2(tmp_path):
     with running_server(tmp_path / "data") as server:
         taken = run("--data", str(tmp_path / "other"), "--port", str(server.port))

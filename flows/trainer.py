@@ -15,6 +15,7 @@ from flows.endings import Ended, Ending, classify
 from flows.gpus import Host, Lease, lease
 from flows.output import Output
 from flows.parameters import file_name
+from flows.processes import host_name
 from runtime.errors import Rejected, Unavailable
 
 if TYPE_CHECKING:
@@ -169,8 +170,11 @@ class HostTrainer(ABC):
         """Return the logs here that flow processes which died may not have told whole, by attempt."""
         if not self._is_first:
             return {}
+        # A number that was begun again on another host is that one's, and so is what its log says.
+        hosts = {entry.number: entry.host for entry in self.report.ledger.attempts}
+        here = (before for before in range(1, number) if hosts.get(before, host_name()) == host_name())
         # By name, not by a pattern: an experiment's own files lie here too.
-        return {before: log for before in range(1, number) if (log := self._log(before)).exists()}
+        return {before: log for before in here if (log := self._log(before)).exists()}
 
 
 def killed_for(code: int, *, out_of_memory: bool) -> str | None:

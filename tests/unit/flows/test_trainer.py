@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ import pytest
 from flows.endings import Ended, Ending
 from flows.experiment_trainer import SexpgpuTrainer, sexpgpu_command
 from flows.hidden import Hidden
+from flows.ledger import Entry, Ledger
 from flows.parameters import TrainParameters
+from flows.processes import host_name
 from flows.pulse import Upkeep
 from flows.report import Report
 from flows.trainer import oom_kills, work_folder
@@ -169,6 +172,19 @@ def test_secrets_are_masked_in_its_log_its_telemetry_in_prefect_and_in_how_it_en
     assert [record.message for record in caplog.records if record.name == "run"][-1] == "with *** ***"
     assert {"hunter2-but-longer", "of-the-worker"} <= {*stand.masked_in_telemetry.values()}
     assert list(stand.folder.glob("*.output-*")) == []
+
+
+def test_the_log_of_an_attempt_that_was_begun_again_on_another_host_is_that_host_s(stand):
+    """One that dies before it claims the run leaves its number to the next: what it said here, told as that
+    one's when the run came back, took the place of all that the other had logged.
+    """
+    for number in (1, 2):
+        stand.folder.joinpath(f"attempt-{number:04d}.log").write_text("importing\n")
+    entry = Entry(number=1, host=host_name(), started_ms=1, start_step=0)
+    began_here = [entry, replace(entry, number=2)]
+    stand.report.ledger = Ledger(slug="a", attempts=(*began_here, replace(entry, number=2, host="another")))
+    stand.run("", number=3)
+    assert [log.name for log in stand.left.values()] == ["attempt-0001.log"]
 
 
 def test_what_any_earlier_attempt_left_here_is_finished_and_told(stand):

@@ -60,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
     return seconds

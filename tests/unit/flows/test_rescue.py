@@ -406,7 +406,8 @@ def test_a_bad_number_of_seconds_is_refused(seconds, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--poll-s", seconds])
     assert ended.value.code == 2
-    assert "argument --poll-s" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"argument --poll-s: must be a number of seconds above 0, got {seconds!r}")
 
 
 def test_a_rescue_that_died_between_its_claim_and_its_deed_is_followed_by_another_after_a_minute():

@@ -27,7 +27,7 @@ from benchmarks.metrics_processes import (
     size_of,
     together,
 )
-from tests.support.metrics_server import free_port
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

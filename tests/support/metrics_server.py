@@ -6,7 +6,6 @@ import atexit
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.server_forge import fork_server
 
 if TYPE_CHECKING:
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Experiment", "MetricsClient", "MetricsServer", "client", "running_server", "server_on"]
 
 _PREFIX = "syvain.v2."
-
-
-def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class MetricsServer:

@@ -19,7 +19,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import child
 from flows.deploy import deploy
-from tests.support.waiting import free_port, wait_until
+from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["PrefectStack", "prefect_stack"]
 
 POOL = "gpu"
-START_S = 90
+START_S = 180
 
 
 @dataclass

@@ -7,12 +7,11 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import uuid
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.support.ports import free_ports
 from tests.support.s3_models import share_s3_models
 
 if TYPE_CHECKING:
@@ -103,15 +103,6 @@ def weed() -> Path:
     found = beside if beside.exists() else shutil.which("weed")
     assert found, "weed is missing: pip install -e .[dev]"
     return Path(found)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _identities() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,10 +22,3 @@ def wait_until(
             raise AssertionError(f"not within {within_s} s: {told}")
         time.sleep(poll_s)
     return value
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

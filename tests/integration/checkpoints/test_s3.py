@@ -9,7 +9,7 @@ from runtime.checkpoints import s3
 from runtime.checkpoints.s3 import S3Store
 from runtime.checkpoints.store import Conflict, Missing, require_conditional_writes
 from runtime.errors import Rejected, Unavailable
-from tests.support.seaweed import free_ports
+from tests.support.ports import free_port
 from tests.support.stores import HALF_A_MIB, StoreConformance
 
 
@@ -115,7 +115,7 @@ def test_a_key_that_may_only_read_is_told_so_when_it_writes(bucket):
 
 
 def test_a_port_where_nobody_listens_is_said(bucket):
-    (port,) = free_ports(1)
+    port = free_port()
     store = S3Store(bucket.name, bucket.prefix, bucket.server.env(f"http://127.0.0.1:{port}"))
     with pytest.raises(Unavailable, match=f"127.0.0.1:{port} cannot be reached .* check AWS_ENDPOINT_URL"):
         store.get("run.json")

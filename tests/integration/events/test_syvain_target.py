@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import math
-import socket
 import threading
 
 import pytest
@@ -18,6 +17,7 @@ from runtime.events.syvain.target import SyvainTarget
 from runtime.events.targets import MemoryTarget
 from tests.support import metrics_stub
 from tests.support.metrics_stub import KEY, serve
+from tests.support.ports import free_port
 
 OPEN = Open(1_000, "my-run", "my-run: 8 steps of lm.py", {"entry": "lm.py", "knobs": {"clip": "inf"}})
 FAST = Pace(linger_s=0.01, heartbeat_s=25, first_delay_s=0.01, longest_delay_s=0.05)
@@ -33,12 +33,6 @@ def stub():
 def target(stub, session=FIRST, *, pace=FAST, folder=None, key=KEY, url=None, pack=None):
     settings = MetricsSettings(url or stub.url, key)
     return SyvainTarget(settings, session=session, pace=pace, folder=folder, timeout_s=5, pack=pack)
-
-
-def closed_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_whole_run_arrives_in_order_with_its_own_times(stub):
@@ -269,7 +263,7 @@ def test_a_server_that_answers_the_third_time_is_good(stub, caplog):
 
 
 def test_a_server_that_is_not_there_is_said_and_the_run_goes_on(caplog):
-    metrics = target(None, url=f"http://127.0.0.1:{closed_port()}")
+    metrics = target(None, url=f"http://127.0.0.1:{free_port()}")
     metrics.check()
     stream = EventStream([metrics])
     stream.open(OPEN)
@@ -283,7 +277,7 @@ def test_a_server_that_is_not_there_is_said_and_the_run_goes_on(caplog):
 
 def test_a_server_that_comes_late_gets_everything(caplog):
     caplog.set_level(logging.INFO)
-    port = closed_port()
+    port = free_port()
     stream = EventStream([target(None, url=f"http://127.0.0.1:{port}")])
     stream.open(OPEN)
     stream.metrics(0, lambda: [("loss", 1.0, {})])
@@ -385,7 +379,7 @@ def steps(stream, numbers):
 
 def test_what_metrics_never_got_arrives_through_the_checkpoint_once_and_first():
     """Metrics is down for two attempts, and each machine dies after its checkpoint."""
-    down = f"http://127.0.0.1:{closed_port()}"
+    down = f"http://127.0.0.1:{free_port()}"
     first = EventStream([target(None, FIRST, url=down)])
     first.open(OPEN)
     steps(first, [0, 1])

@@ -17,10 +17,11 @@ from flows.scheduling import cancel
 from flows.server import connect
 from runtime.errors import Superseded
 from tests.support.flow_scenarios import STEPS, Outcome, Scenarios, in_thread
+from tests.support.ports import free_port
 from tests.support.prefect_stack import PrefectStack, prefect_stack
 from tests.support.shadows import shadows
 from tests.support.tables import rows_of
-from tests.support.waiting import free_port, wait_until
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from tests.support.metrics_command import Command
-from tests.support.metrics_server import MetricsClient, free_port
+from tests.support.metrics_server import MetricsClient
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 

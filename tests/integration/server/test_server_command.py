@@ -10,7 +10,8 @@ import sys
 import httpx
 import pytest
 
-from tests.support.metrics_server import MetricsClient, MetricsServer, free_port, running_server
+from tests.support.metrics_server import MetricsClient, MetricsServer, running_server
+from tests.support.ports import free_port
 
 
 def run(*arguments):

@@ -9,7 +9,7 @@ from flows.check import check_experiment, check_store
 from flows.parameters import TrainParameters
 from runtime.errors import Rejected
 from tests.support.docs import ROOT
-from tests.support.waiting import free_port
+from tests.support.ports import free_port
 
 DIGITS = str(ROOT / "flows/experiments/digits.py")
 

@@ -15,7 +15,7 @@ from flows.parameters import TrainParameters
 from flows.schedules import schedule_cron
 from flows.server import connect
 from runtime.errors import Rejected, Unavailable
-from tests.support.waiting import free_port
+from tests.support.ports import free_port
 
 ROUNDS = [
     ("RUNNING CRASHED SCHEDULED RUNNING", "RUNNING CRASHED SCHEDULED RUNNING"),

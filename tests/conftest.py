@@ -8,6 +8,7 @@ pytest_plugins = [
     "tests.support.certificates",
     "tests.support.databases",
     "tests.support.forge",
+    "tests.support.patience",
     "tests.support.runs",
     "tests.support.s3_proxy",
     "tests.support.seaweed",

@@ -147,7 +147,7 @@ def test_a_run_of_two_is_not_overtaken_by_runs_of_one(tmp_path):
     one.__exit__(None, None, None)
     two.__exit__(None, None, None)
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert order == ["pair", "single"]
 
 
@@ -172,4 +172,4 @@ def test_a_gpu_stays_taken_while_the_trainer_that_inherited_it_lives_and_frees_w
         except Waited:
             return False
 
-    wait_until(free, within_s=10)
+    wait_until(free, within_s=60)

@@ -104,7 +104,7 @@ def test_the_experiments_page_is_known_while_the_trainer_still_runs(stand):
     page = "http://m/dashboard/experiments/1"
 
     def look(_trainer: ProcessId | None) -> None:
-        wait_until(lambda: (stand.report.read(), stand.report.page)[1], within_s=20)
+        wait_until(lambda: (stand.report.read(), stand.report.page)[1], within_s=60)
         seen.append(stand.report.page)
         (stand.folder / "seen").touch()
 

@@ -28,25 +28,28 @@ if TYPE_CHECKING:
 
 __all__ = ["SCRIPT", "ShippedRun", "ShippedRuns"]
 
-PATIENCE_S = 120
+PATIENCE_S = 240
 
 SCRIPT = """
-    import json, os, sys, time
+    import json, os, signal, sys, time
     from pathlib import Path
 
-    steps, code = int(sys.argv[1]), int(sys.argv[2])
+    steps, code, *stand = map(int, sys.argv[1:])
+    attempt = int(os.environ["DIVERGENT_ATTEMPT"])
     checkpoints = Path(os.environ["SLUGLINE_CHECKPOINTS"])
     done = max((int(path.stem.removeprefix("step-")) for path in checkpoints.glob("step-*")), default=0)
-    print("attempt", os.environ["DIVERGENT_ATTEMPT"], "of", os.environ["DIVERGENT_RUN"], "from", done)
+    print("attempt", attempt, "of", os.environ["DIVERGENT_RUN"], "from", done)
     print("in", Path("here.txt").read_text(), "with", os.environ.get("TOKEN"))
     with open(os.environ["DIVERGENT_TELEMETRY_PATH"], "a") as telemetry:
         for step in range(done + 1, steps + 1):
-            point = {"step": step, "loss": 1 / step, "attempt": int(os.environ["DIVERGENT_ATTEMPT"])}
+            point = {"step": step, "loss": 1 / step, "attempt": attempt}
             print(json.dumps({**point, "token": os.environ.get("TOKEN")}), file=telemetry, flush=True)
             half = checkpoints / "half"
             half.write_text("{}")
             half.rename(checkpoints / f"step-{step}")
             print("step", step)
+            if [step] == stand[attempt - 1 : attempt]:
+                signal.pause()  # it waits for its killer, who may come late on a busy machine
             time.sleep(0.05)
     Path(os.environ["DIVERGENT_RESULT_PATH"]).write_text(json.dumps({"f1": 0.97, "steps": steps}))
     sys.exit(code)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CALLS = "SLUGLINE_TEST_CALLS"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 150.0
 
 BACKOFF = "SLUGLINE_TEST_BACKOFF_S"
 QUICK_RETRIES = {BACKOFF: "0.05"}
@@ -81,7 +81,7 @@ class ForkedRun:
     code: int | None = None
 
     def wait(self) -> int:
-        """Return the exit code, and how a run that does not end in a minute stood."""
+        """Return the exit code, and how a run that does not end in time stood."""
         code = self.forge._wait(self)
         assert code is not None, f"still running after {TIMEOUT_S:g} s:\n{self.err.read_text()}"
         return code
@@ -152,7 +152,7 @@ class Forge:
         """End the process, and with it the runs that are left."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

@@ -99,7 +99,7 @@ class _Forge:
             return int(self._process.stdout.readline())
 
     def _close(self) -> None:
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=60)
 
 
 @cache

@@ -404,10 +404,10 @@ def test_a_signal_to_the_whole_group_still_saves_with_loader_workers(
     flags = ("--knob", "workers=2")
     run = SmallRun(forge, tmp_path, flags=(*flags, "--steps", "100000", "--eval-every", "100000"))
     process = run.start()
-    wait_until(lambda: b'"step":3,' in _bytes(run), within_s=30, poll_s=0.01)
+    wait_until(lambda: b'"step":3,' in _bytes(run), within_s=40, poll_s=0.01)
     os.killpg(process.pid, signum)
     assert process.wait() == 128 + signum
-    wait_until(lambda: _group_is_gone(process.pid), within_s=10)
+    wait_until(lambda: _group_is_gone(process.pid), within_s=40)
     # A checkpoint that was due at that very boundary may still be stored in between.
     (interrupted,) = [event for event in run.events() if event.get("metadata", {}).get("signal")]
     assert interrupted["annotation"] == f"interrupted by {signum.name} at step {interrupted['step']}"
@@ -458,7 +458,7 @@ def test_a_signal_while_torch_is_imported_ends_the_command_at_once(
         maps = Path(f"/proc/{process.pid}/maps")
         wait_until(lambda: "libtorch_cpu" in maps.read_text(), within_s=60, poll_s=0.005)
         process.send_signal(signum)
-        assert process.wait(20) == 128 + signum
+        assert process.wait(60) == 128 + signum
         assert process.stderr is not None
         (line,) = process.stderr.read().splitlines()
         assert f"interrupted by {signum.name}" in line
@@ -497,7 +497,7 @@ def test_a_signal_while_something_compiles_ends_within_the_notice_and_leaves_no_
     )
     assert [event["kind"] for event in small.events() if event["kind"] != "metric"] == ["open"]
     assert record_of(small)["checkpoints"] == []
-    wait_until(lambda: _group_is_gone(run.pid), within_s=10)
+    wait_until(lambda: _group_is_gone(run.pid), within_s=40)
 
 
 def test_without_a_location_a_signal_is_annotated_and_nothing_is_saved(forge: Forge, tmp_path: Path):
@@ -515,10 +515,10 @@ def test_a_second_signal_gives_up_the_save_and_exits_on_what_is_published(
     s3_proxy.fail("hang", method="PUT", path="step-00000003/")
     process = run.start(calls=CallPlan(call=UPDATE, at=3, signum=signal.SIGTERM))
     wait_until(
-        lambda: any("step-00000003" in path for _, path in s3_proxy.requests), within_s=30, poll_s=0.01
+        lambda: any("step-00000003" in path for _, path in s3_proxy.requests), within_s=40, poll_s=0.01
     )
     assert process.code is None
-    wait_until(lambda: _passed(process), within_s=10)
+    wait_until(lambda: _passed(process), within_s=40)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143
     assert notes(run.events())[-1] == "interrupted by SIGTERM at step 3"
@@ -536,7 +536,7 @@ def test_an_upload_that_hangs_ends_with_the_notice_and_the_exit_code_says_so(
     run = SmallRun(small.forge, small.folder, location=bucket.url, env=bucket.server.env(s3_proxy.endpoint))
     s3_proxy.fail("hang", method="PUT", path="step-00000003/")
     process = run.go("--notice", "2", calls=CallPlan(call=UPDATE, at=3, signum=signal.SIGTERM), code=75)
-    assert summary_of(process)["seconds"] < 6
+    assert summary_of(process)["seconds"] < 15  # of 20 that it has unless told, and 30 that the client waits
     assert "not stored" in process.err.read_text()
 
 
@@ -615,7 +615,7 @@ def test_a_signal_in_the_last_moments_of_a_process_changes_nothing_of_how_it_end
     file.write_text(dedent(EXPERIMENT) + LAST_MOMENTS[moment].format(signum=signum))
     sexpgpu = Path(sys.executable).with_name("sexpgpu")
     command = [str(sexpgpu), "run", str(file), "--slug=a", "--device=cpu", "--json", *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == code, ended.stderr
     assert len(ended.stdout.splitlines()) == (code == 0)
 
@@ -631,12 +631,12 @@ def test_a_signal_while_a_checkpoint_is_read_does_not_wait_for_it(
     s3_proxy.fail("hang", method="GET", path="tensors-")
     process = run.start()
     wait_until(
-        lambda: any("tensors-" in path for _, path in s3_proxy.requests[asked:]), within_s=30, poll_s=0.01
+        lambda: any("tensors-" in path for _, path in s3_proxy.requests[asked:]), within_s=40, poll_s=0.01
     )
     began = time.monotonic()
     process.signal(signal.SIGTERM)
     assert process.wait() == 143
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10  # of 20 that the notice has, and 30 that the client waits
     assert process.said.splitlines()[-1] == "sexpgpu: interrupted by SIGTERM"
     assert (location.record(), run.file.read_bytes()) == (before, events)
 
@@ -648,7 +648,7 @@ def test_a_summary_that_nobody_reads_changes_nothing_of_how_a_run_ends(tmp_path:
     os.close(reader)
     command = [str(sexpgpu), "run", "small.py", "--slug=a", "--device=cpu", "--json"]
     ended = subprocess.run(
-        command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=150, check=False
     )
     os.close(writer)
     assert ended.returncode == 0, ended.stderr
@@ -668,7 +668,7 @@ def test_a_thread_of_the_file_that_never_ends_does_not_keep_the_process(tmp_path
     file.write_text(dedent(EXPERIMENT) + thread)
     sexpgpu = Path(sys.executable).with_name("sexpgpu")
     command = [str(sexpgpu), "run", str(file), "--slug=a", f"--location={tmp_path / 'kept'}", "--device=cpu"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "threads of the file that do not end: logger" in ended.stderr
 
@@ -715,7 +715,7 @@ def test_an_older_attempt_that_wakes_up_is_superseded_and_publishes_nothing(
     flags = ("--steps", "12")
     # Before its first save: one that is stopped while it holds the record's lock holds up everybody.
     zombie = small.start(*flags, calls=CallPlan(call=UPDATE, at=3, signum=signal.SIGSTOP))
-    wait_until(lambda: _is_stopped(zombie.pid), within_s=30, poll_s=0.01)
+    wait_until(lambda: _is_stopped(zombie.pid), within_s=40, poll_s=0.01)
     newer = SmallRun(forge, small.folder, location=small.location)
     newer.go()
     before = record_of(small)

@@ -47,13 +47,19 @@ class Seeds(NamedTuple):
     torch: int
 
 
-def seeds_of(*, seed: int, rank: int, step: int, microbatch: int, purpose: str = "train") -> Seeds:
+def seeds_of(
+    *, seed: int, rank: int, step: int, microbatch: int, purpose: str = "train"
+) -> tuple[Seeds, Seeds]:
     """Return the seeds of one place of a run, a function of the arguments and of nothing else.
 
-    `purpose` keeps an evaluation's random numbers apart from training's.
+    The first are for drawing the batch, the others for computing its loss: with the same ones the noise of a
+    loss would be the noise that is in the batch already. `purpose` keeps an evaluation's random numbers apart
+    from training's.
     """
     text = f"{purpose}\0{seed}\0{rank}\0{step}\0{microbatch}".encode("utf-8", "surrogatepass")
-    return Seeds._make(_SEEDS.unpack(hashlib.blake2b(text, digest_size=_SEEDS.size).digest()))
+    digest = hashlib.blake2b(text, digest_size=2 * _SEEDS.size).digest()
+    drawn, computed = map(Seeds._make, _SEEDS.iter_unpack(digest))
+    return drawn, computed
 
 
 def reseed(seeds: Seeds) -> None:

@@ -69,15 +69,16 @@ class Evaluator:
         return True
 
     def _batch(self, evaluation: Evaluation, step: int, index: int, collector: Collector) -> None:
-        seeds = seeds_of(
+        drawn, computed = seeds_of(
             seed=self._experiment.seed,
             rank=self._rank,
             step=step,
             microbatch=index,
             purpose=f"evaluation {evaluation.name}",
         )
-        reseed(seeds)
+        reseed(drawn)
         batch = evaluation.loader.batch(index)
+        reseed(computed)  # one that keeps its batches draws in the first pass of each attempt alone
         collector.weight = batch.num_examples
         loss = evaluation.loss or self._experiment.loss
         with collecting(collector), self._precision.autocast():

@@ -68,9 +68,9 @@ class Updater:
         self._begin(position)
         clock = _Clock(self._device)
         seeds = [self._seeds(position.step, number) for number in range(self._experiment.microbatches)]
-        batches = [self._draw(position, number, each) for number, each in enumerate(seeds)]
+        batches = [self._draw(position, number, drawn) for number, (drawn, _) in enumerate(seeds)]
         self._drawing = False
-        losses = self._backward(batches, seeds)
+        losses = self._backward(batches, [computed for _, computed in seeds])
         norm = self._apply(position.step)
         return self._pending(losses, norm, clock, batches)
 
@@ -97,7 +97,7 @@ class Updater:
             self._collector = Collector({"split": "train", "stage": stage.name})
         self._collector.take()
 
-    def _seeds(self, step: int, microbatch: int) -> Seeds:
+    def _seeds(self, step: int, microbatch: int) -> tuple[Seeds, Seeds]:
         return seeds_of(seed=self._experiment.seed, rank=self._rank, step=step, microbatch=microbatch)
 
     def _draw(self, position: Position, microbatch: int, seeds: Seeds) -> Batch:
@@ -111,7 +111,7 @@ class Updater:
         series = self._collector.own("train/loss")
         losses: list[tuple[Series, Number, int]] = []
         for batch, each in zip(batches, seeds, strict=True):
-            reseed(each)  # whatever the loader drew: one that reads ahead draws at other times
+            reseed(each)  # whatever the loader drew: one that reads ahead, or keeps, draws at other times
             self._collector.weight = batch.num_examples
             with collecting(self._collector), self._precision.autocast():
                 loss = check_loss(self._experiment.loss(self._model, to_device(batch.data, self._device)))

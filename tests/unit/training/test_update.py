@@ -247,6 +247,42 @@ def test_an_update_that_fails_after_it_changed_what_no_optimiser_trains_has_touc
 # Evaluations
 
 
+def drawn() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 - what files share
+
+
+class Keeping:
+    """Draws when it makes its batch, and keeps that: each attempt's first pass draws, no other one does."""
+
+    def __init__(self) -> None:
+        self.drawn: list[tuple[float, ...]] = []
+
+    def batch(self, _index: int) -> Batch:
+        if not self.drawn:
+            self.drawn.append(drawn())
+        return Batch(torch.ones(8, 3), 8)
+
+
+@pytest.mark.parametrize("kind", ["update", "evaluation"])
+def test_a_loss_draws_the_same_whether_its_batch_was_kept_or_drawn_and_never_what_that_drew(kind: str):
+    """Else a resume's first evaluation gives other values than the unbroken run's, and may end a stage."""
+    loader, computed = Keeping(), []
+
+    def loss(model: nn.Module, data: torch.Tensor) -> torch.Tensor:
+        computed.append(drawn())
+        return square(model, data)
+
+    experiment = make(loader, loss=loss)
+    for _ in range(2):
+        if kind == "update":
+            updater(experiment)(Position(step=2))
+        else:
+            evaluator(experiment)(evaluation([8], loader=loader), step=2, stage="only")
+    (made,) = loader.drawn
+    assert computed[0] == computed[1]
+    assert not set(computed[0]) & set(made)
+
+
 def evaluation(sizes: list[int], **changed: Any) -> Evaluation:
     fields: dict[str, Any] = {"name": "e", "loader": Rows(sizes), "every": 1, "batches": len(sizes)}
     return Evaluation(**(fields | changed))

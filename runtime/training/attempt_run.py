@@ -93,6 +93,7 @@ class AttemptRun:
         self._stream = EventStream(targets)
         self._progress = progress_for(prepared.experiment.steps, sys.stderr)
         self._checkpoints: RunCheckpoints | None = None
+        self._is_said_interrupted = False
 
     def execute(self, *, started: float) -> int:
         """Train, end, and return the exit code; `started` is the monotonic time at which the work began."""
@@ -202,8 +203,11 @@ class AttemptRun:
         return "interrupted", code
 
     def _say_interrupted(self) -> int:
+        """Say it once: a state that cannot be captured fails after that. Return the signal's exit code."""
         name, step = self._interrupts.signal_name, self._position.step
-        self._stream.annotate(step, f"interrupted by {name} at step {step}", {"signal": name})
+        if not self._is_said_interrupted:
+            self._stream.annotate(step, f"interrupted by {name} at step {step}", {"signal": name})
+        self._is_said_interrupted = True
         return 128 + signal.Signals[name]
 
     def _failed(self, error: BaseException) -> tuple[str, int]:

@@ -508,6 +508,14 @@ def test_without_a_location_a_signal_is_annotated_and_nothing_is_saved(forge: Fo
     assert notes(run.events()) == ["interrupted by SIGTERM at step 3"]
 
 
+def test_a_signal_that_finds_a_state_which_no_checkpoint_can_keep_is_said_once(forge: Forge, tmp_path: Path):
+    source = EXPERIMENT.replace('"value": self.value', '"value": self.value if self.value > 1e9 else {1, 2}')
+    run = SmallRun(forge, tmp_path, source=source)
+    process = run.go(calls=CallPlan(call=UPDATE, at=3, signum=signal.SIGTERM), code=75)
+    assert notes(run.events()) == ["interrupted by SIGTERM at step 3"]
+    assert "state.best.value is a set, which a checkpoint cannot keep" in process.said
+
+
 def test_a_second_signal_gives_up_the_save_and_exits_on_what_is_published(
     small: SmallRun, bucket: Bucket, s3_proxy: S3Proxy
 ):

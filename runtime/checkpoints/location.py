@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -20,7 +21,7 @@ from runtime.checkpoints.record import (
     write_record,
 )
 from runtime.checkpoints.store import Conflict, Store, require_conditional_writes
-from runtime.errors import Rejected
+from runtime.errors import Rejected, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,6 +49,7 @@ def open_location(spec: str, env: Mapping[str, str]) -> Location:
 
     Raises:
         Rejected: `spec` names no location.
+        Unavailable: its path cannot be looked at.
     """
     return Location(open_store(spec, env))
 
@@ -68,8 +70,12 @@ def open_store(spec: str, env: Mapping[str, str]) -> Store:
         root = Path(os.path.abspath(Path(spec).expanduser()))  # noqa: PTH100  (resolve() would follow links)
         nearest = next(path for path in (root, *root.parents) if path.exists())
         is_folder = nearest.is_dir()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, not ours to look at, nobody's home
+    except (RuntimeError, ValueError) as error:  # nobody's home, no path
         raise Rejected(f"--location {spec} cannot be reached: {error}") from error
+    except OSError as error:
+        # Else not ours to look at, or a mount that is dead: as any other location that refuses access.
+        kind = Rejected if error.errno == errno.ENAMETOOLONG else Unavailable
+        raise kind(f"--location {spec} cannot be reached: {error}") from error
     if not is_folder:
         raise Rejected(f"--location {spec}: {nearest} is a file; name a directory, or one that can be made")
     return LocalStore(root)

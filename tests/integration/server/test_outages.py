@@ -1,8 +1,6 @@
 """The database is held, gone or read-only: 503, nothing half-applied, and nobody has to help afterwards."""
 
-import contextlib
 import os
-import pwd
 import shutil
 import sqlite3
 import tempfile
@@ -15,6 +13,7 @@ from infra.server import upkeep
 from infra.server.datadir import DataDir
 from infra.server.refusals import Unusable
 from tests.support.metrics_server import MetricsClient, MetricsServer, running_server
+from tests.support.users import unprivileged
 
 
 def refused(response):
@@ -104,19 +103,6 @@ def test_servers_that_start_at_once_over_an_empty_database_make_one_organisation
         name = url.rsplit("/", 1)[1]
         assert postgres.run("SELECT count(*) FROM organisations", database=name) == [(1,)]
         assert len(list(tmp_path.glob("*/data-config/syvain-metrics/*.key"))) == 1
-
-
-@contextlib.contextmanager
-def unprivileged():
-    """As root one could write anywhere."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(pwd.getpwnam("nobody").pw_uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_a_directory_that_cannot_be_written_is_one_line_and_serves_once_it_can(reachable):

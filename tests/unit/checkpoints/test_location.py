@@ -12,6 +12,7 @@ from runtime.checkpoints.s3 import S3Store
 from runtime.checkpoints.store import Missing
 from runtime.errors import Rejected, Unavailable
 from tests.support.checkpoints import SLUG, begin, same, save, saver_of, state, the
+from tests.support.users import unprivileged
 
 
 @pytest.fixture
@@ -80,6 +81,12 @@ def test_what_is_no_location_is_rejected(spec):
 def test_a_path_that_cannot_be_looked_at_is_rejected(spec):
     with pytest.raises(Rejected, match=r"^--location .* cannot be reached: "):
         open_location(spec, {})
+
+
+def test_a_path_that_is_not_ours_to_look_at_is_the_fault_of_the_surroundings(tmp_path):
+    (tmp_path / "closed").mkdir(0)
+    with unprivileged(), pytest.raises(Unavailable, match=r"^--location .* cannot be reached: .*denied"):
+        open_location(f"{tmp_path}/closed/run", {})
 
 
 @pytest.mark.parametrize("below", ["", "one", "one/two"])

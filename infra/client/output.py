@@ -56,11 +56,11 @@ def _print_to_look_at(columns: Sequence[str], texts: Sequence[Sequence[str]]) ->
         # A number, a state, a time or an id in pieces is none; a terminal that is too narrow breaks the line.
         whole = width <= MAX_WHOLE_CELL
         table.add_column(column, overflow="fold", no_wrap=whole)
-        needed += width + 2 if whole else MAX_WHOLE_CELL
+        needed += min(width, MAX_WHOLE_CELL) + 3  # its padding, and one: rich shares out whole columns
     for row in texts:
         table.add_row(*map(Text, row))
     console = Console(file=sys.stdout, highlight=False)
-    console.width = max(console.width, needed)
+    console.size = max(console.width, needed), console.height  # of a dumb one rich knows no width by itself
     with console.capture() as printed:
         console.print(table)
     for line in printed.get().splitlines():

@@ -45,6 +45,16 @@ def test_a_terminal_that_is_too_narrow_breaks_no_number_state_or_id_in_pieces(ca
     assert "".join((first, *rest)).count("word") == 30
 
 
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_an_id_stays_whole_beside_others_of_its_column_that_are_too_long_to(capsys, monkeypatch, term):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLUMNS", "20")
+    an_id = "0190c2a4-7b1e-7cc3-98a1-5f0d2e6b4a3c"
+    print_table(("STATE", "NAME", "FOLDER"), [("done", an_id, "/"), ("done", "x" * 99, "y" * 99)])
+    assert an_id in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

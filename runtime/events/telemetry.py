@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TelemetryTarget", "key_of"]
 
 _OURS = {"split", "stage", "pass"}
+_MAX_KNOWN = 4_096
 
 
 class TelemetryTarget:
@@ -81,6 +82,8 @@ class TelemetryTarget:
         known = (event.name, *((name, value) for name, value in metadata.items() if name != "stage"))
         key = self._keys.get(known)
         if key is None:
+            if len(self._keys) >= _MAX_KNOWN:  # metadata that changes at every call must not fill the memory
+                self._keys.clear()
             key = self._keys[known] = key_of(event)
         return key
 

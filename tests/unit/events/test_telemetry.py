@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tracemalloc
 
 import pytest
 
@@ -64,6 +65,26 @@ def test_keys(name, metadata, key):
 def test_what_is_no_finite_number_is_not_written(tmp_path):
     lines = write(tmp_path / "t", [metric("a", math.nan), metric("b", 1.0)], [Annotation(1, 4, "hi", {})])
     assert lines == ['{"step":4,"b":1.0}']
+
+
+def test_metadata_that_changes_at_every_call_does_not_fill_the_memory(tmp_path):
+    target = TelemetryTarget(tmp_path / "t")
+
+    def write_some(first, last):
+        for begin in range(first, last, 80):
+            names = [f"{number:0>60}" for number in range(begin, begin + 80)]
+            target.write([metric("a", 1.0, TRAIN | {"n": name}) for name in names], [])
+
+    write_some(0, 8_000)
+    tracemalloc.start()
+    try:
+        write_some(8_000, 12_320)  # 4,320 more: 2 MB, where all are remembered
+        grown_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    target.close(0)
+    assert grown_bytes < 500_000
+    assert (tmp_path / "t").read_text().count('"a.n.') == 12_320
 
 
 @pytest.mark.parametrize("name", ["n{}", "a-long-name-that-fills-a-line-" + "x" * 60 + "-{}"])

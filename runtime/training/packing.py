@@ -65,6 +65,8 @@ def _pack_tensor(name: str, value: Any, tensors: dict[str, torch.Tensor]) -> Jso
     if isinstance(value, torch.Tensor):
         tensors[name] = value.detach()
         return {"tensor": name}
+    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost
+        raise ValueError(_refusal(name, "a masked NumPy array"))  # noqa: TRY004 - as all others are refused
     try:
         # A copy: the file may go on writing into its own. In this machine's byte order: torch has no other.
         tensors[name] = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))

@@ -82,6 +82,7 @@ def test_an_ordered_dict_keeps_its_order():
         ({1.5: 0}, "key 1.5"),
         ({(1, 2): 0}, "key"),
         (np.array(["a"]), "NumPy array of <U1"),
+        (np.ma.array([1, 2], mask=[False, True]), "x is a masked NumPy array"),
         (len, "builtin_function_or_method"),
     ],
 )

@@ -292,10 +292,12 @@ def _result(store: Store, say: Callable[[str], None]) -> str | None:
         data, _ = store.get(RESULT)
     except (Missing, RunError):
         return None
-    if len(data) > MAX_RESULT_BYTES:
-        say(f"{RESULT} has {len(data):,} bytes and is not kept: write at most {MAX_RESULT_BYTES:,}")
+    text = data.decode(errors="replace")
+    size = len(text.encode())  # what was no UTF-8 has grown
+    if size > MAX_RESULT_BYTES:
+        say(f"{RESULT} has {size:,} bytes as text and is not kept: write at most {MAX_RESULT_BYTES:,}")
         return None
-    return data.decode(errors="replace")
+    return text
 
 
 def _short(text: str) -> str:

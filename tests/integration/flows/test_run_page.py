@@ -234,15 +234,24 @@ def test_what_is_dropped_is_said_in_the_run_s_log_the_first_time(site):
     assert site.run("dropped")["telemetry"]["dropped"] == {"not_json": 2}
 
 
-def test_a_result_that_is_too_large_is_not_kept_and_its_check_fails(site):
-    page = site.page("large", checks=CHECKS)
+@pytest.mark.parametrize(
+    ("slug", "result", "size"),
+    [("large", b" " * (MAX_RESULT_BYTES + 1), "262,145"), ("grown", b"\xff" * 100_000, "300,000")],
+)
+def test_a_result_that_is_too_large_is_not_kept_and_its_check_fails(site, slug, result, size):
+    """One that grew as text was sent, and the last word refused with it: the page said running for ever."""
+    page = site.page(slug, checks=CHECKS)
     with site.attempt(page):
         pass
-    site.store.put(RESULT, b" " * (MAX_RESULT_BYTES + 1))
+    site.store.put(RESULT, result)
     page.ended(DONE, ledger(0), site.store)
     page.close(timeout_s=30)
-    assert site.said == [f"result.json has 262,145 bytes and is not kept: write at most {MAX_RESULT_BYTES:,}"]
-    assert [verdict["passed"] for verdict in site.run("large")["verdicts"]] == [False]
+    assert site.said == [
+        f"result.json has {size} bytes as text and is not kept: write at most {MAX_RESULT_BYTES:,}"
+    ]
+    ended = site.run(slug)
+    assert (ended["state"], ended["exit_code"], ended["result"]) == ("done", 0, None)
+    assert [verdict["passed"] for verdict in ended["verdicts"]] == [False]
 
 
 def test_a_run_without_a_key_of_metrics_has_no_page_and_says_nothing(site, tmp_path):

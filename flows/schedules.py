@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_cron", "schedule_cron"]
 
+NUM_FIELDS = 5
+"""Prefect takes a sixth for seconds: `* * * * * *` is a run every second."""
+
 
 def check_cron(cron: str) -> None:
     """Check a cron expression.
@@ -26,12 +29,15 @@ def check_cron(cron: str) -> None:
     Raises:
         Rejected: it is none.
     """
+    problem: ValueError | None = None
     try:
         CronSchedule(cron=cron, timezone="UTC")
     except ValueError as error:
+        problem = error
+    if problem or len(cron.split()) > NUM_FIELDS:
         raise Rejected(
             f'cron must be five fields (minute hour day month weekday), got {cron!r}: try "0 3 * * *"'
-        ) from error
+        ) from problem
 
 
 def schedule_cron(

@@ -38,6 +38,9 @@ __all__ = [
 MAX_NOTICE_S = 25.0
 """Prefect kills a cancelled run's process group 30 seconds after its SIGTERM."""
 
+MAX_WHOLE = 2**53 - 1
+"""Every reader of JSON has these. Past 64 bits Prefect's server fails, and is asked again for minutes."""
+
 MAX_FILE_NAME_BYTES = 200
 """File systems take 255, some endings included."""
 
@@ -246,10 +249,14 @@ def check_whole(name: str, value: object, *, least: int) -> None:
     """Check a count; None is unset.
 
     Raises:
-        Rejected: it is no whole number, or too small.
+        Rejected: it is no whole number, too small, or larger than `MAX_WHOLE`.
     """
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise Rejected(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    if value > MAX_WHOLE:
+        raise Rejected(f"{name} must be a whole number of at most {MAX_WHOLE:,}, got {value:,}.")
 
 
 def check_notice(notice_s: float) -> None:

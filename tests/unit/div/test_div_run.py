@@ -27,6 +27,8 @@ def div(monkeypatch, capfd, tmp_path):
         (("--gpus", "-1", "--", "true"), "'--gpus': Input should be greater than or equal to 0"),
         (("--gpus", "two", "--", "true"), "'--gpus': Input should be a valid integer"),
         (("--retries", "-1", "--", "true"), "'--retries': Input should be greater than or equal to 0"),
+        (("--gpus", "9" * 20, "--", "true"), "gpus must be a whole number of at most 9,007,199,254,740,991"),
+        (("--retries", "9" * 20, "--", "true"), "retries must be a whole number of at most 9,007,199,"),
         (("--env", "LR", "--", "true"), "--env takes K=V, got 'LR'."),
         (("--env", "DIVERGENT_RUN=x", "--", "true"), "DIVERGENT_RUN is set by the run itself"),
         (("--env", "=x", "--", "true"), "K is of letters, digits and _, got ''"),

@@ -42,6 +42,7 @@ def parameters(**changes) -> TrainParameters:
         ({"steps": True}, "steps must be"),
         ({"steps": 1.5}, "steps must be"),
         ({"eval_every": -1}, "eval_every must be"),
+        ({"steps": 2**53}, "steps must be a whole number of at most 9,007,199,254,740,991, got 9,007,"),
         ({"gpus": -1}, "gpus must be"),
         ({"interruptions": -1}, "interruptions must be"),
         ({"failures": -1}, "failures must be"),

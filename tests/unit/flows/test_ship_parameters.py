@@ -50,6 +50,7 @@ def test_what_prefect_keeps_is_what_was_asked():
         ({"gpus": -1}, "gpus must be a whole number of at least 0, got -1"),
         ({"retries": -1}, "retries must be a whole number of at least 0, got -1"),
         ({"retries": True}, "retries must be a whole number"),
+        ({"retries": 10**20}, "retries must be a whole number of at most 9,007,199,254,740,991"),
         ({"no_progress": 0}, "no_progress must be a whole number of at least 1"),
         ({"notice_s": 60.0}, "notice_s must be above 0 and at most 25"),
         ({"env": {"1A": ""}}, "--env takes K=V, and K is of letters, digits and _, got '1A'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping  # noqa: TC003 - Prefect reads the annotations
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,9 @@ __all__ = ["ShipParameters", "ship_parameters"]
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = ("DIVERGENT_", "SLUGLINE_", "PREFECT__")
 RESERVED_NAMES = ("CUDA_VISIBLE_DEVICES",)
+MAX_COMMAND_WORDS = 4096
+MAX_COMMAND_BYTES = 65_536
+"""What the server keeps of a command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,12 @@ def _check_command(command: tuple[str, ...]) -> None:
     for word in command:
         if "\0" in word:
             raise Rejected(f"a command's words are texts without NUL, got {word!r}.")
+    size = len(json.dumps(command, ensure_ascii=False, separators=(",", ":")).encode(errors="replace"))
+    if len(command) > MAX_COMMAND_WORDS or size > MAX_COMMAND_BYTES:
+        raise Rejected(
+            f"a command has at most {MAX_COMMAND_WORDS:,} words and {MAX_COMMAND_BYTES:,} bytes of JSON,"
+            f" got {len(command):,} words and {size:,} bytes: have it read a list from a file."
+        )
 
 
 def _check_environment(env: Mapping[str, str], secrets: tuple[str, ...]) -> None:

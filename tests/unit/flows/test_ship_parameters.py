@@ -43,6 +43,8 @@ def test_what_prefect_keeps_is_what_was_asked():
         ({"command": ()}, "no command: name the program to run after --"),
         ({"command": ("",)}, "no command"),
         ({"command": ("a", "b\0")}, "a command's words are texts without NUL"),
+        ({"command": ("a",) * 4097}, "a command has at most 4,096 words and 65,536 bytes of JSON, got 4,097"),
+        ({"command": ("é" * 32_767,)}, "got 1 words and 65,538 bytes: have it read a list from a file"),
         ({"tree": "AB"}, "tree must be a directory's digest, 64 hex digits, got 'AB'"),
         ({"slug": ""}, "slug: "),
         ({"location": "runs"}, "location must be s3://bucket/prefix or an absolute path, got 'runs'"),

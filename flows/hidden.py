@@ -12,7 +12,7 @@ from runtime.telemetry.masking import Masker
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Hidden"]
+__all__ = ["OF_THE_WORKER", "Hidden"]
 
 OF_THE_WORKER = (
     "AWS_SECRET_ACCESS_KEY",
@@ -63,7 +63,10 @@ class Hidden:
         Raises:
             Unavailable: no secrets were read before, and none can be now.
         """
-        ours = {name: value for name in OF_THE_WORKER if (value := self._environment.get(name))}
+        # No secret has a name with blanks in it: one that is called alike hides none of these.
+        ours = {
+            f"{name} of the worker": value for name in OF_THE_WORKER if (value := self._environment.get(name))
+        }
         with contextlib.suppress(Rejected):
             ours["the key of Metrics"] = metrics_settings(self._environment).api_key
         secrets = self._read_secrets() if self._secrets is None else self._secrets

@@ -11,7 +11,7 @@ import pytest
 
 from flows.command import CommandTrainer, checkpoints_of, is_sexpgpu_run
 from flows.endings import Ended, Ending
-from flows.hidden import Hidden
+from flows.hidden import OF_THE_WORKER, Hidden
 from flows.pulse import Upkeep
 from flows.records import record_of
 from flows.report import Report
@@ -148,6 +148,15 @@ def test_secrets_are_masked_in_the_log_also_those_that_the_command_was_not_given
         },
     )
     assert stand.log() == "*** *** *** *** ***\n"
+
+
+def test_the_keys_of_the_worker_are_masked_also_beside_secrets_of_their_names(stand):
+    """The organisation's own AWS_SECRET_ACCESS_KEY took the place of the worker's among what is masked."""
+    stand.secrets = dict.fromkeys(OF_THE_WORKER, "of-the-organisation")
+    environment = {name: f"of-the-worker-{name.lower()}" for name in OF_THE_WORKER}
+    stand.run("env", environment=environment)
+    assert "of-the-worker" not in stand.log()
+    assert all(f"{name}=***" in stand.log().splitlines() for name in OF_THE_WORKER)
 
 
 def test_every_attempt_has_the_secrets_of_its_start_and_what_they_were_stays_masked(stand):

@@ -110,10 +110,10 @@ class CommandTrainer(HostTrainer):
         return {
             "PYTHONUNBUFFERED": "1",
             **basic,
+            "PATH": path,
             **self._metrics(),
             **parameters.env,
             **{name: self.hidden.secrets[name] for name in parameters.secrets},
-            "PATH": parameters.env.get("PATH", path),
             "DIVERGENT_RESULT_PATH": str(self._result),
             "DIVERGENT_RUN": parameters.slug,
             "DIVERGENT_ATTEMPT": str(number),

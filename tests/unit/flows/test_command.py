@@ -113,8 +113,10 @@ def test_a_command_finds_what_it_needs_in_its_environment(stand):
 
 
 def test_what_a_command_is_given_wins_over_what_its_worker_has(stand):
-    env = stand.env(env={"PYTHONUNBUFFERED": "", "LANG": "C"}, environment={"LANG": "de_DE"})
-    assert (env["PYTHONUNBUFFERED"], env["LANG"]) == ("", "C")
+    stand.secrets = {"PATH": "/usr/bin:/bin"}
+    given = {"PYTHONUNBUFFERED": "", "LANG": "C"}
+    env = stand.env(env=given, secrets=("PATH",), environment={"LANG": "de_DE"})
+    assert {name: env[name] for name in (*given, "PATH")} == {**given, **stand.secrets}
 
 
 @pytest.mark.parametrize(("asked", "sees"), [(None, "0"), (2, "0,1"), (0, "")])

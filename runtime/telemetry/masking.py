@@ -18,8 +18,8 @@ __all__ = ["MASK", "MAX_SECRET_BYTES", "MIN_SECRET_CHARS", "Masker", "check_secr
 MASK = b"***"
 MIN_SECRET_CHARS = 4
 """White space around it not counted. Three characters occur by chance in every other line."""
-MIN_SECRET_DIGITS = 8
-"""Of a secret of digits alone: a shorter one occurs by chance in numbers, and their lines were lost."""
+MIN_NUMERIC_CHARS = 8
+"""Of one like `1234567`, `0.01` or `1e-05`: a shorter one stands in numbers, and their lines were lost."""
 MIN_LINE_CHARS = 8
 """From how long on one line of a secret of several lines is masked where it stands alone."""
 MAX_SECRET_BYTES = 65_536
@@ -27,6 +27,7 @@ MAX_SECRET_BYTES = 65_536
 _HEAD_BYTES = 4
 _WORDS = ("true", "false", "null", "Infinity")
 _LINE_END = re.compile(r"\r\n|\r|\n")
+_NUMERIC = re.compile(r"(?=.*\d)[\d.eE+-]+")
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _UNICODE_ESCAPE = re.compile(r"(\\\\)|\\u[0-9a-f]{4}")
 _URL_SAFE = ("", "/", "*", "!*'()", "!*'();/?:@&=+$,#")
@@ -225,7 +226,8 @@ def _upper(match: re.Match[str]) -> str:
 def _is_common(value: str) -> bool:
     """Return whether `value` stands by chance in what has nothing to do with it."""
     text = value.strip()
-    return len(text) < (MIN_SECRET_DIGITS if text.isdecimal() else MIN_SECRET_CHARS) or text in _WORDS
+    least = MIN_NUMERIC_CHARS if _NUMERIC.fullmatch(text) else MIN_SECRET_CHARS
+    return len(text) < least or text in _WORDS
 
 
 def _problem(value: str) -> str:
@@ -235,10 +237,10 @@ def _problem(value: str) -> str:
             f"has {len(text)} characters without the white space around them; it must have at least"
             f" {MIN_SECRET_CHARS}, as a shorter one cannot be masked without masking much else"
         )
-    if text.isdecimal() and len(text) < MIN_SECRET_DIGITS:
+    if _NUMERIC.fullmatch(text) and len(text) < MIN_NUMERIC_CHARS:
         return (
-            f"has {len(text)} digits; digits alone must be at least {MIN_SECRET_DIGITS}, as fewer occur in"
-            " numbers by chance and masking them would break these"
+            f"has {len(text)} characters, all as in numbers; such a one must have at least"
+            f" {MIN_NUMERIC_CHARS}, as fewer occur in numbers by chance and masking them would break these"
         )
     if text in _WORDS:
         return "is a word of JSON, which cannot be masked; set no secret for it"

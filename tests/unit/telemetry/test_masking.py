@@ -153,11 +153,12 @@ def test_a_secret_that_begins_with_a_line_feed_holds_back_no_line():
 
 
 COMMON = {"nothing": "", "blanks": "     \n", "one": "a", "three": "abc", "digits": "1234567", "word": "true"}
+COMMON |= {"fraction": "0.01", "power": "1e-05"}
 
 
 @pytest.mark.parametrize("value", COMMON.values(), ids=COMMON)
 def test_a_secret_that_stands_everywhere_masks_nothing(value):
-    data = b'{"a": true, "b": 1234567, "abc": "     "}\n' + value.encode()
+    data = b'{"a": true, "b": 1234567, "abc": "     ", "lr": 0.01, "c": 1e-05}\n' + value.encode()
     masker = Masker({"BAD": value, "GOOD": "abcdef"})
     assert masker.unmasked == ("BAD",)
     assert masker.mask(data + b"abcdef") == data + b"***"
@@ -170,7 +171,13 @@ REFUSED = {
         "has 1 characters .* at least 4, as a shorter one cannot be masked without masking much else",
     ),
     "three": (" abc\n", "has 3 characters without the white space around them"),
-    "digits": ("1234567", "has 7 digits; digits alone must be at least 8"),
+    "digits": (
+        "1234567",
+        "has 7 characters, all as in numbers; such a one must have at least 8, as fewer occur",
+    ),
+    "fraction": ("0.01", "has 4 characters, all as in numbers"),
+    "power": ("-1.5e-4\n", "has 7 characters, all as in numbers"),
+    "end of a power": ("e-05", "has 4 characters, all as in numbers"),
     "word": ("true", "is a word of JSON"),
     "nul": ("abc\0def", "holds a NUL character, which no environment variable can"),
     "surrogate": ("abc\ud800def", "is not valid Unicode"),
@@ -187,8 +194,8 @@ def test_a_secret_that_cannot_be_masked_is_refused_without_its_value(value, said
 
 @pytest.mark.parametrize(
     "value",
-    ["abcd", "12345678", "a b c", "日本語鍵", KEY, PEM, "x" * MAX_SECRET_BYTES],
-    ids=["letters", "digits", "spaces", "kanji", "a key", "PEM", "long"],
+    ["abcd", "12345678", "0.123456", "-e+.", "a b c", "日本語鍵", KEY, PEM, "x" * MAX_SECRET_BYTES],
+    ids=["letters", "digits", "number", "no digit", "spaces", "kanji", "a key", "PEM", "long"],
 )
 def test_other_secrets_are_taken(value):
     check_secret("TOKEN", value)

@@ -196,7 +196,7 @@ class Care:
             decision = self._keeper.keep()
         except TerminationSignal:
             self._report.say("stopped by a signal")
-            self._page.stopped(cancelled=self._is_cancelled())
+            self._page.stopped(cancelled=self._is_cancelled(), store=self._surroundings.store)
             raise
         if decision.action is Action.ABORT:
             self._report.say(decision.reason)

@@ -138,10 +138,16 @@ class RunPage:
         else:
             self._put(state="waiting", reason=_short(waiting))
 
-    def stopped(self, *, cancelled: bool) -> None:
-        """Say that this process ends before the run does: it was cancelled, or another will go on."""
-        state = "cancelled" if cancelled else "retrying"
-        self._put(state=state, reason="cancelled by the user" if cancelled else "stopped by a signal")
+    def stopped(self, *, cancelled: bool, store: Store) -> None:
+        """Say that this process ends before the run does: it was cancelled, or another will go on.
+
+        A run that is cancelled has ended: what it wrote as its result is kept and judged.
+        """
+        if not cancelled:
+            self._put(state="retrying", reason="stopped by a signal")
+        elif self._api is not None:
+            result = _result(store, self._say)
+            self._put(state="cancelled", reason="cancelled by the user", result=result)
 
     def ended(self, decision: Decision, ledger: Ledger, store: Store) -> None:
         """Take the run's last word, which `close` says: whoever waits for it may schedule the run again."""

@@ -254,6 +254,19 @@ def test_a_result_that_is_too_large_is_not_kept_and_its_check_fails(site, slug, 
     assert [verdict["passed"] for verdict in ended["verdicts"]] == [False]
 
 
+def test_a_run_that_is_cancelled_keeps_the_result_that_it_wrote_and_is_judged_by_it(site):
+    """Its page said that it wrote none, and its checks failed for that."""
+    page = site.page("cancelled", checks=CHECKS)
+    with site.attempt(page):
+        pass
+    site.store.put(RESULT, b'{"f1": 0.9}')
+    page.stopped(cancelled=True, store=site.store)
+    page.close(timeout_s=10)
+    ended = site.run("cancelled")
+    assert (ended["state"], ended["result"]) == ("cancelled", '{"f1": 0.9}')
+    assert [verdict["passed"] for verdict in ended["verdicts"]] == [True]
+
+
 def test_a_run_without_a_key_of_metrics_has_no_page_and_says_nothing(site, tmp_path):
     record = Record(slug="none", kind="train")
     nowhere = {"XDG_CONFIG_HOME": str(tmp_path)}

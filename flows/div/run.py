@@ -118,6 +118,8 @@ def _text(name: str, path: Path, *, must_be: bool) -> str | None:
     try:
         return file_text(name, path.read_bytes())
     except FileNotFoundError:
+        if path.is_symlink():
+            raise Rejected(f"{path} cannot be read (a link that leads nowhere): name a file.") from None
         if must_be:
             raise Rejected(
                 f"there is no file {path}: name the one that lays out the run's telemetry."

@@ -58,6 +58,20 @@ def test_a_mistake_is_one_line_and_exit_code_2(div, tmp_path, arguments, said):
     assert said in refused.line
 
 
+@pytest.mark.parametrize("name", ["telemetry.toml", "checks.toml"])
+@pytest.mark.parametrize("is_link", [False, True], ids=["folder", "link"])
+def test_a_file_that_is_there_and_cannot_be_read_refuses_the_run(div, tmp_path, name, is_link):
+    """A link that leads nowhere was taken for no file: the run went without its checks."""
+    file = tmp_path / name
+    if is_link:
+        file.symlink_to("nowhere")
+    else:
+        file.mkdir()
+    refused = div("run", "--", "true")
+    assert refused.code == 2
+    assert f"{file} cannot be read (" in refused.line
+
+
 def test_a_directory_that_is_gone_is_one_line_and_exit_code_75(div, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

@@ -48,7 +48,10 @@ class Output:
         self._copy.pump()
 
     def say(self, text: str) -> None:
-        """Put a line of ours between the command's, or after them: telemetry may be delivered late."""
+        """Put a line of ours between the command's, or after them: telemetry may be delivered late.
+
+        It waits while what the command wrote last may be the beginning of a secret: it would cut that in two.
+        """
         self._copy.say(text.encode(errors="backslashreplace") + b"\n")
 
     def finish(self) -> None:
@@ -64,6 +67,7 @@ class _Copy:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
         self._finished = False
+        self._ours = b""
         self._lock = threading.Lock()
         log.touch()
         if log.stat().st_size > start:
@@ -72,6 +76,7 @@ class _Copy:
     def pump(self) -> None:
         with self._lock:
             self._read()
+            self._put_ours()
 
     def finish(self) -> None:
         with self._lock:
@@ -79,17 +84,34 @@ class _Copy:
                 return
             self._read()
             self._write(self._masker.flush(), final=True)
+            self._append(self._log)
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             self._finished = True
 
     def say(self, line: bytes) -> None:
-        with self._lock, (self._log if self._finished else self._path).open("ab+") as file:
+        with self._lock:
+            self._ours += line
+            if self._finished:
+                self._append(self._log)
+            else:
+                self._read()
+                self._put_ours()
+
+    def _put_ours(self) -> None:
+        if not self._finished and self._masker.at_rest:
+            self._append(self._path)
+
+    def _append(self, path: Path) -> None:
+        if not self._ours:
+            return
+        with path.open("ab+") as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
             glue = b"" if size == 0 or file.read(1) == b"\n" else b"\n"
-            file.write(glue + line)
+            file.write(glue + self._ours)
+        self._ours = b""
 
     def _read(self) -> None:
         if self._finished:

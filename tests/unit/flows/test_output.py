@@ -105,3 +105,20 @@ def test_a_line_that_is_said_when_all_is_copied_is_in_the_log(log):
     made.say("said")
     assert log.read_bytes() == b"half a li\nsaid\n"
     assert list(log.parent.iterdir()) == [log]
+
+
+@pytest.mark.parametrize("half", [6, 1])
+def test_a_line_of_ours_cuts_no_secret_in_two(log, half):
+    """Said between two writes of a secret it stood in its middle, and neither half was masked."""
+    token = SECRETS["TOKEN"].encode()
+    made = output(log)
+    with made.path.open("ab", buffering=0) as command:
+        command.write(b"token " + token[:half])
+        made.say("said")
+        made.pump()
+        command.write(token[half:] + b"\n")
+        made.pump()
+        command.write(b"more " + token[:half])
+        made.say("said at the end")
+    made.finish()
+    assert log.read_bytes() == b"token ***\nsaid\nmore " + token[:half] + b"\nsaid at the end\n"

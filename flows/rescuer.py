@@ -15,7 +15,7 @@ from flows.ledger import LedgerFile, Rescue
 from flows.life import Life, TellsOfRuns
 from flows.processes import host_name, is_alive
 from flows.records import record_of
-from flows.run_page import last_word
+from flows.run_page import last_word, result_of
 from runtime.checkpoints.location import open_store
 from runtime.errors import RunError, Unavailable
 
@@ -177,6 +177,8 @@ class Rescuer:
             said = last_word(Decision(action, message), ledger, found.store, say=logger.warning)
         else:
             said = {"state": PAGE_STATES[kind], "reason": message}
+            if kind == "CANCELLED" and found.store is not None:
+                said["result"] = result_of(found.store, say=logger.warning)
         self._tell_page(record_of(parameters), said)
 
     def _again(self, found: _Found) -> tuple[str, str]:

@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from flows.ledger import Entry, Ledger
     from runtime.checkpoints.store import Store
 
-__all__ = ["RESULT", "RunPage", "last_word", "report_end"]
+__all__ = ["RESULT", "RunPage", "last_word", "report_end", "result_of"]
 
 logger = logging.getLogger(__name__)
 
 RESULT = "result.json"
 """Where at the location lies what the last attempt wrote as the run's result."""
+
+RESULT_S = 3.0
+"""How long a run that is cancelled waits for its result."""
 
 BETWEEN_ATTEMPTS_S = 3.0
 """How long the next attempt waits for the telemetry of the last one; what is left goes with its own."""
@@ -141,12 +144,13 @@ class RunPage:
     def stopped(self, *, cancelled: bool, store: Store) -> None:
         """Say that this process ends before the run does: it was cancelled, or another will go on.
 
-        A run that is cancelled has ended: what it wrote as its result is kept and judged.
+        A run that is cancelled has ended: what it wrote as its result is kept and judged, if its location
+        answers before Prefect would kill us.
         """
         if not cancelled:
             self._put(state="retrying", reason="stopped by a signal")
         elif self._api is not None:
-            result = _result(store, self._say)
+            result = _in_time(lambda: result_of(store, say=self._say), timeout_s=RESULT_S)
             self._put(state="cancelled", reason="cancelled by the user", result=result)
 
     def ended(self, decision: Decision, ledger: Ledger, store: Store) -> None:
@@ -273,7 +277,7 @@ def last_word(
         "state": "done" if done else "failed",
         "reason": None if done else _short(decision.reason),
         "exit_code": None if last is None else exit_code(last),
-        "result": _result(store, say),
+        "result": result_of(store, say=say),
     }
 
 
@@ -293,7 +297,8 @@ def report_end(record: Record, said: Mapping[str, Any], environment: Mapping[str
         logger.info("%s: its page in Metrics was not told: %s", record.slug, error)
 
 
-def _result(store: Store, say: Callable[[str], None]) -> str | None:
+def result_of(store: Store, *, say: Callable[[str], None]) -> str | None:
+    """Return what the run wrote as its result; unset: nothing that can be kept."""
     try:
         data, _ = store.get(RESULT)
     except (Missing, RunError):
@@ -304,6 +309,15 @@ def _result(store: Store, say: Callable[[str], None]) -> str | None:
         say(f"{RESULT} has {size:,} bytes as text and is not kept: write at most {MAX_RESULT_BYTES:,}")
         return None
     return text
+
+
+def _in_time(ask: Callable[[], str | None], *, timeout_s: float) -> str | None:
+    """Return what `ask` does; unset: it takes longer than `timeout_s`, and nobody waits for it."""
+    answers: list[str | None] = []
+    thread = threading.Thread(target=lambda: answers.append(ask()), name="result", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return answers[0] if answers else None
 
 
 def _short(text: str) -> str:

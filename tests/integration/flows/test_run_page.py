@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -261,10 +262,30 @@ def test_a_run_that_is_cancelled_keeps_the_result_that_it_wrote_and_is_judged_by
         pass
     site.store.put(RESULT, b'{"f1": 0.9}')
     page.stopped(cancelled=True, store=site.store)
-    page.close(timeout_s=10)
+    page.close(timeout_s=30)
     ended = site.run("cancelled")
     assert (ended["state"], ended["result"]) == ("cancelled", '{"f1": 0.9}')
     assert [verdict["passed"] for verdict in ended["verdicts"]] == [True]
+
+
+def test_a_run_is_cancelled_on_its_page_though_its_location_never_answers(site, monkeypatch):
+    """Prefect kills who takes longer than 30 seconds, and nobody would say it then."""
+    monkeypatch.setattr("flows.run_page.RESULT_S", 0.01)
+    page, answer = site.page("unanswered"), threading.Event()
+
+    class Silent(MemoryStore):
+        def get(self, key):
+            assert answer.wait(60)
+            return super().get(key)
+
+    with site.attempt(page):
+        pass
+    try:
+        page.stopped(cancelled=True, store=Silent())
+        page.close(timeout_s=30)
+        assert site.run("unanswered")["state"] == "cancelled"
+    finally:
+        answer.set()
 
 
 def test_a_run_without_a_key_of_metrics_has_no_page_and_says_nothing(site, tmp_path):

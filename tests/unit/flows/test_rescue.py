@@ -20,6 +20,7 @@ from flows.processes import ProcessId
 from flows.pulse import PULSE, Pulse
 from flows.rescue import main
 from flows.rescuer import IN_VAIN, Rescuer
+from flows.run_page import RESULT
 from runtime.checkpoints.memory import MemoryStore
 from runtime.checkpoints.record import AttemptEntry, EndEntry, RunRecord, write_record
 from runtime.errors import Unavailable
@@ -471,13 +472,15 @@ def test_a_run_that_crashed_while_it_was_cancelled_is_cancelled():
     assert night.prefect.set_to == ["CANCELLED"]
 
 
-def test_a_cancelling_run_with_no_sign_of_life_is_cancelled_and_never_scheduled():
+def test_a_cancelling_run_with_no_sign_of_life_is_cancelled_with_its_result_and_never_scheduled():
     night = Night()
     night.owned()
+    night.store.put(RESULT, b'{"f1": 0.9}')
     night.prefect.put("CANCELLING")
     night.look()
     assert night.look_for(90) < math.inf
     assert night.prefect.set_to == ["CANCELLED"]
+    assert [(said["state"], said["result"]) for _, said in night.told] == [("cancelled", '{"f1": 0.9}')]
 
 
 def test_a_run_that_was_cancelled_once_and_scheduled_again_is_helped():

@@ -99,7 +99,8 @@ class _Forge:
             return int(self._process.stdout.readline())
 
     def _close(self) -> None:
-        self._process.communicate(timeout=60)
+        with self._process:
+            self._process.kill()
 
 
 @cache

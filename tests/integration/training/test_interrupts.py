@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HEAD = """
 import hashlib, os, signal, sys, threading, time
+from runtime.training import interrupts as interrupts_module
 from runtime.training.interrupts import Interrupted, Interrupts
 
 def say(text):
@@ -55,6 +56,16 @@ def child(body: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@contextmanager
+def held(process: subprocess.Popen[str]) -> Iterator[None]:
+    """What is done to a process in here is news to it all at once, however long it took."""
+    process.send_signal(signal.SIGSTOP)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    yield
+    process.send_signal(signal.SIGCONT)
+
+
 def hear(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
@@ -63,18 +74,18 @@ def hear(process: subprocess.Popen[str]) -> str:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
 def test_a_handler_sets_a_flag_and_the_process_goes_on(signum: signal.Signals):
     with child("""
-        with Interrupts(notice_s=20) as interrupts:
+        with Interrupts(notice_s=600) as interrupts:
             interrupts.claimed()
             say("ready")
             until(interrupts.asked)
             left = interrupts.time_left_s()
-            say(f"{interrupts.signal_name} {interrupts.give_up.is_set()} {15 < left < 20}")
+            say(f"{interrupts.signal_name} {interrupts.give_up.is_set()} {500 < left < 600}")
             sys.exit(128 + interrupts.pending)
     """) as process:
         assert hear(process) == "ready"
         process.send_signal(signum)
         assert hear(process) == f"{signum.name} False True"
-        assert process.wait(10) == 128 + signum
+        assert process.wait(60) == 128 + signum
 
 
 def test_the_same_news_twice_at_once_is_one_signal_and_a_later_one_gives_up():
@@ -87,18 +98,19 @@ def test_the_same_news_twice_at_once_is_one_signal_and_a_later_one_gives_up():
             until(lambda: interrupts._real_signal_at is not None)
             until(lambda: time.monotonic() - interrupts._real_signal_at > 0.5)
             say(interrupts.give_up.is_set())
-            say(interrupts.give_up.wait(10))
+            say(interrupts.give_up.wait(60))
             sys.exit(128 + interrupts.pending)
     """) as process:
         assert hear(process) == "ready"
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)
+        with held(process):
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
         assert hear(process) == "one"
         assert hear(process) == "False"
         process.send_signal(signal.SIGINT)
         assert hear(process) == "True"
-        assert process.wait(10) in {128 + signal.SIGTERM, 128 + signal.SIGINT}
+        assert process.wait(60) in {128 + signal.SIGTERM, 128 + signal.SIGINT}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +127,7 @@ def test_the_same_news_twice_at_once_is_one_signal_and_a_later_one_gives_up():
 )
 def test_a_main_thread_that_cannot_be_reached_ends_with_the_notice(setup: str, code: int, says: str):
     with child(f"""
+        interrupts_module.START_BOUND_S = 600
         with Interrupts(notice_s=0.3) as interrupts:
             {setup}
             stuck()
@@ -122,36 +135,41 @@ def test_a_main_thread_that_cannot_be_reached_ends_with_the_notice(setup: str, c
         assert hear(process) == "stuck"
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == code
-        assert 0.3 <= time.monotonic() - began < 2
+        assert process.wait(60) == code
+        assert time.monotonic() - began >= 0.3
         assert process.stderr is not None
         assert says in process.stderr.read()
 
 
 def test_before_the_notice_is_over_nothing_is_waited_for_any_more():
     with child("""
-        with Interrupts(notice_s=2) as interrupts:
+        now = [100.0]
+        with Interrupts(notice_s=20, clock=lambda: now[0]) as interrupts:
             interrupts.claimed()
             say("ready")
-            say(f"{interrupts.give_up.wait(10)} {interrupts.insisted} {interrupts.time_left_s() > 0}")
+            until(interrupts.asked)
+            say(interrupts.give_up.is_set())
+            now[0] += 19.1
+            os.write(interrupts._wakeup[1], b"!")  # no signal: the watch looks at its clock
+            say(f"{interrupts.give_up.wait(60)} {interrupts.insisted} {interrupts.time_left_s() > 0}")
             sys.exit(128 + interrupts.pending)
     """) as process:
         assert hear(process) == "ready"
         process.send_signal(signal.SIGTERM)
+        assert hear(process) == "False"
         assert hear(process) == "True False True"
-        assert process.wait(10) == 143
+        assert process.wait(60) == 143
 
 
 def test_before_the_claim_two_seconds_are_the_bound_however_long_the_notice():
     with child("""
+        assert interrupts_module.START_BOUND_S == 2
         with Interrupts(notice_s=600) as interrupts:
             stuck()
     """) as process:
         assert hear(process) == "stuck"
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 128 + signal.SIGINT
-        assert time.monotonic() - began < 4
+        assert process.wait(60) == 128 + signal.SIGINT
 
 
 def test_before_the_claim_a_check_raises_what_the_process_exits_with():
@@ -169,7 +187,7 @@ def test_before_the_claim_a_check_raises_what_the_process_exits_with():
         assert hear(process) == "ready"
         process.send_signal(signal.SIGTERM)
         assert hear(process) == "interrupted by SIGTERM"
-        assert process.wait(10) == 143
+        assert process.wait(60) == 143
 
 
 def test_a_forked_worker_dies_of_its_own_signal_and_its_parent_hears_nothing():
@@ -188,7 +206,7 @@ def test_a_forked_worker_dies_of_its_own_signal_and_its_parent_hears_nothing():
     """) as process:
         assert hear(process) == f"{-signal.SIGTERM}"
         assert hear(process) == "False"
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_the_end_of_the_life_line_is_a_sigterm_and_then_the_group_dies():
@@ -214,7 +232,7 @@ def test_the_end_of_the_life_line_is_a_sigterm_and_then_the_group_dies():
         grandchild = int(heard.pop())
         os.close(writer)
         assert [hear(process), hear(process)] == ["SIGTERM", "False"]
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
         assert _is_gone(grandchild)
 
 
@@ -231,7 +249,7 @@ def test_a_lost_life_line_kills_the_group_at_the_end_of_the_notice_whatever_hang
         os.close(reader)
         assert hear(process) == "stuck"
         os.close(writer)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_life_line_beside_a_death_signal_does_not_give_up_the_save():
@@ -249,8 +267,9 @@ def test_a_life_line_beside_a_death_signal_does_not_give_up_the_save():
     ) as process:
         os.close(reader)
         assert hear(process) == "ready"
-        os.close(writer)
-        process.send_signal(signal.SIGTERM)
+        with held(process):
+            os.close(writer)
+            process.send_signal(signal.SIGTERM)
         assert hear(process) == "False"
 
 
@@ -284,7 +303,7 @@ def test_no_variable_means_no_life_line():
 
 def _is_gone(pid: int) -> bool:
     """Whether the process ended: reaped by its new parent, or waiting for that."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123 - it may vanish while it is read

@@ -1,3 +1,5 @@
+import ctypes
+import mmap
 import os
 import resource
 import time
@@ -15,15 +17,22 @@ def resident_bytes():
         return int(statm.read().split()[1]) * 4096
 
 
+def resident_part(buffer):
+    """How much of a buffer is in memory: what else a process gives back meanwhile is not counted."""
+    pages = (ctypes.c_ubyte * -(-buffer.size_bytes // mmap.PAGESIZE))()
+    address, size = ctypes.c_void_p(buffer.tensor.data_ptr()), ctypes.c_size_t(buffer.size_bytes)
+    assert ctypes.CDLL(None).mincore(address, size, pages) == 0
+    return sum(page & 1 for page in pages) / len(pages)
+
+
 def content(snapshots, layout):
     return [bytes(snapshots.view(shard.start, shard.size_bytes)) for shard in layout.shards]
 
 
 def test_the_memory_is_touched_before_the_first_snapshot():
-    before = resident_bytes()
     snapshots = Snapshots(expected_bytes=64 << 20)
     snapshots._ready.join()
-    assert resident_bytes() - before > 60 << 20
+    assert resident_part(snapshots._buffer) == 1
     snapshots.close()
 
 
@@ -68,10 +77,10 @@ def test_the_time_of_the_first_copy_is_told():
 
 
 def test_closing_while_the_memory_is_still_being_touched_stops_that():
+    """As good as before the first piece: the closing may come a few pieces later on a busy machine."""
     snapshots = Snapshots(expected_bytes=4 << 30)
-    started_s = time.monotonic()
     snapshots.close()
-    assert time.monotonic() - started_s < 5
+    assert resident_part(snapshots._buffer) < 1
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 4096, 5000])
@@ -85,10 +94,10 @@ def test_a_buffer_is_the_same_bytes_as_a_tensor_and_as_a_view(size_bytes):
 
 def test_an_older_kernel_has_its_pages_touched_one_by_one(monkeypatch):
     monkeypatch.setattr(buffer, "MADV_POPULATE_WRITE", 9999)
-    before = resident_bytes()
     older = HostBuffer(32 << 20)
+    assert resident_part(older) == 0
     older.touch()
-    assert resident_bytes() - before > 30 << 20
+    assert resident_part(older) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # what this is about

@@ -109,7 +109,7 @@ def test_help_loads_neither_torch_nor_prefect_and_is_quick(slugline):
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-    assert slugline.takes_less(0.5, "--help")
+    assert slugline.takes_less(5, "--help")
 
 
 def view(slug: str, state: str, message: str = "") -> RunView:

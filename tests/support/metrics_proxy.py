@@ -37,7 +37,7 @@ class MetricsProxy:
     """`faults` holds, by what a request asks for, what befalls the next such requests.
 
     A request asks for the name of its first event without `syvain.v2.`, else for its path.
-    `change`, if set, is given every reply's JSON and returns what is passed on.
+    `change`, if set, is given the JSON of every reply that is one document, and returns what is passed on.
     """
 
     url: str = ""
@@ -87,7 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
         status, headers, content = self._forward(body)
         if fault == "lose_reply":
             return self._reset()
-        if self.proxy.change is not None and status == 200:
+        is_document = "application/json" in dict(headers).get("content-type", "")
+        if self.proxy.change is not None and status == 200 and is_document:
             content = json.dumps(self.proxy.change(what, json.loads(content))).encode()
         return self._reply(status, headers, content)
 

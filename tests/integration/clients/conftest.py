@@ -45,6 +45,7 @@ def collecting():
 
     def collect(server, *, host=None, **options):
         options.setdefault("logger", logging.getLogger("collected"))
+        options.setdefault("request_timeout_seconds", 60.0)
         collector = Collector(server.key, host=host or server.url, **options)
         atexit.unregister(collector._on_exit)
         made.append(collector)

@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from typing import Any
@@ -16,6 +17,7 @@ from runtime.events.kinds import Annotation, Done, Event, Metric, Open
 from runtime.events.syvain.client import MetricsClient as RunClient
 from runtime.events.syvain.settings import MetricsSettings
 from runtime.events.syvain.target import SyvainTarget
+from tests.support.metrics_proxy import running_metrics_proxy
 from tests.support.waiting import wait_until
 
 T0 = 1_700_000_000_000
@@ -221,8 +223,11 @@ def test_a_mistake_in_one_file_stops_all_before_anything_is_sent(cli, name, file
     assert cli("experiment", "show", name).code == 1
 
 
-def test_an_import_killed_anywhere_is_finished_by_the_next(cli, client, name, file):
-    """kill -9 as soon as the server has a little more of it; at the end everything is there exactly once."""
+def test_an_import_killed_anywhere_is_finished_by_the_next(cli, client, server, name, file):
+    """kill -9 as soon as the server has a little more of it; at the end everything is there exactly once.
+
+    A killed one waits for an answer: of an import that runs on, all might have been there before the kill.
+    """
     run = a_run(name, last_step=12_000)
     write(file, run)
 
@@ -232,13 +237,28 @@ def test_an_import_killed_anywhere_is_finished_by_the_next(cli, client, name, fi
         return sum(len(found) for id_ in ids for found in client.points(id_).values())
 
     def killed_at(enough):
-        process = cli.process("import", file, stdout=subprocess.DEVNULL)
-        wait_until(lambda: process.poll() is not None or num_there() >= enough, within_s=60, poll_s=0.01)
-        process.kill()
-        return process.wait(), num_there()
+        reached, killed = threading.Event(), threading.Event()
+
+        def hold(_what, reply):
+            if num_there() >= enough:
+                reached.set()
+                killed.wait(60)
+            return reply
+
+        with running_metrics_proxy(server.url) as proxy:
+            proxy.change = hold
+            cli.env["O41_METRICS_HOST"] = proxy.url
+            process = cli.process("import", file, stdout=subprocess.DEVNULL)
+            wait_until(lambda: process.poll() is not None or reached.is_set(), within_s=60, poll_s=0.01)
+            process.kill()
+            status = process.wait()
+            killed.set()
+        return status, num_there()
 
     kills = [killed_at(enough) for enough in (1, 3_000, 6_000, 9_000)]
-    assert any(status == -signal.SIGKILL and 0 < num < 13_200 for status, num in kills), kills
+    assert {status for status, _ in kills} == {-signal.SIGKILL}
+    assert all(0 < num < 13_200 for _, num in kills), kills
+    cli.env["O41_METRICS_HOST"] = server.url
     (report,) = cli.ok("import", file, "--json").json
     assert points(client, report["experiment_id"]) == of(run)
     assert client.record(report["experiment_id"])["status"] == "done"

@@ -42,7 +42,6 @@ y = "speed"
 y = ["loss", "never"]
 reduce = "min"
 """
-WAIT = {"timeout": 15_000}
 
 
 @dataclass
@@ -116,7 +115,7 @@ def page(browser, site):
 def panel(page, title):
     """A panel once it is drawn, or says that it has nothing to draw."""
     figure = page.locator("figure", has=page.locator("figcaption", has_text=re.compile(f"^{title}$")))
-    expect(figure.locator("canvas, .empty")).to_have_count(1, **WAIT)
+    expect(figure.locator("canvas, .empty")).to_have_count(1)
     return figure
 
 
@@ -179,7 +178,7 @@ def test_without_a_layout_there_is_a_panel_per_key_against_step_and_a_new_key_ge
     page.evaluate("window.same = true")
     before = ink(panel(page, "loss")).at(0.0)
     site.write("plain", [{"loss": -9.0, "step": 9, "new.key": 1}])
-    expect(panel(page, "new.key").locator("canvas")).to_be_visible(**WAIT)
+    expect(panel(page, "new.key").locator("canvas")).to_be_visible()
     expect(page.locator(".facts")).to_contain_text("4")
     expect(panel(page, "loss").locator(".legend b")).to_have_text("-9")
     page.wait_for_function("document.querySelectorAll('canvas').length === 4")
@@ -272,17 +271,19 @@ def test_state_checks_files_and_log_stand_beside_it_and_stay_fresh(site, page):
         "/beside",
         {"state": "done", "reason": None, "exit_code": 0, "result": '{"f1": 0.97, "recall": "x"}'},
     )
-    expect(page.locator(".facts")).to_contain_text("done", **WAIT)
+    expect(page.locator(".facts")).to_contain_text("done")
     verdicts = page.locator(".verdicts tbody tr")
     expect(verdicts).to_have_count(2)
     expect(verdicts.nth(0)).to_contain_text("f1 >= 0.95")
     expect(verdicts.nth(0)).to_contain_text("passed")
     expect(verdicts.nth(1)).to_contain_text("failed")
     expect(page.locator(".reason")).to_have_count(0)
+    expect(shown).to_contain_text("the last")
     assert shown.inner_text().endswith("the last")
     assert shown.evaluate("box => box.scrollTop + box.clientHeight >= box.scrollHeight - 4")
     expect(page.get_by_role("cell", name="src/train.py")).to_be_visible()
     page.get_by_role("link", name="The whole log of attempt 1").click()
+    page.wait_for_url(re.compile("/log"))
     assert page.locator("body").inner_text().startswith("\x1b[32mline 0\x1b[0m\n")
 
 

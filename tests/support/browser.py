@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Ink", "browser", "ink", "watched"]
 
+PATIENCE_MS = 60_000
+"""For what a page will show: a browser and a server on a busy machine take seconds."""
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _SWITCHES = [
     "--no-sandbox",  # tests run as root in containers
@@ -99,8 +102,9 @@ def browser() -> Iterator[Browser]:
 
     Not for longer than a module: Playwright's event loop runs in this thread, where others want their own.
     """
-    from playwright.sync_api import sync_playwright  # only those who look pay for it
+    from playwright.sync_api import expect, sync_playwright  # only those who look pay for it
 
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         found = _found(playwright.chromium.executable_path)
         if found is None:
@@ -114,6 +118,7 @@ def browser() -> Iterator[Browser]:
 def watched(context: BrowserContext) -> Iterator[Page]:
     """A page on which nothing may fail: no script, no request, nothing that its policy forbids."""
     page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
     page.on("console", lambda said: wrong.append(said.text) if said.type in {"error", "warning"} else None)

@@ -100,11 +100,11 @@ class Gate:
 
     def passing(self) -> Backlog:
         self._reached.set()
-        assert self._open.wait(30)
+        assert self._open.wait(60)
         return NOTHING_UNSENT
 
     def reached(self) -> None:
-        assert self._reached.wait(30)
+        assert self._reached.wait(60)
 
     def open(self) -> None:
         self._open.set()

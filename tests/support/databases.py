@@ -130,7 +130,7 @@ class Postgres:
         if self._process is None:
             return
         self._process.send_signal(2)  # SIGINT: the fast shutdown
-        self._process.wait(30)
+        self._process.wait(60)
         self._process = None
 
     def run(self, *statements: str, database: str = "postgres") -> list[tuple[object, ...]]:

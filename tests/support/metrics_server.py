@@ -95,7 +95,7 @@ class MetricsServer:
 
     def _reap(self) -> int:
         assert self.process is not None
-        status = self.process.wait(timeout=30)
+        status = self.process.wait(timeout=60)
         self.process = None
         return status
 

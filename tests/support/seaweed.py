@@ -93,7 +93,7 @@ def _client(endpoint: str) -> Any:
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY,
         region_name="us-east-1",
-        config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}, read_timeout=20),
+        config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}, read_timeout=60),
     )
 
 

@@ -161,14 +161,16 @@ class ShippedRuns:
 
     def get(self, path: str) -> httpx.Response:
         """Ask the Metrics server."""
-        reply = httpx.get(f"{self.metrics.url}/api/v1/{path}", headers=self._headers(), trust_env=False)
+        reply = httpx.get(
+            f"{self.metrics.url}/api/v1/{path}", headers=self._headers(), trust_env=False, timeout=60
+        )
         assert reply.is_success, reply.text
         return reply
 
     def post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         """Tell the Metrics server."""
         url = f"{self.metrics.url}/api/v1/{path}"
-        return httpx.post(url, json=body, headers=self._headers(), trust_env=False)
+        return httpx.post(url, json=body, headers=self._headers(), trust_env=False, timeout=60)
 
     def _headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.metrics.key}"}

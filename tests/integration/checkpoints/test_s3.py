@@ -130,7 +130,7 @@ def test_a_server_that_never_answers_is_given_up_on_within_half_a_minute(bucket,
         started_s = time.monotonic()
         with pytest.raises(Unavailable, match="cannot be reached"):
             store.get("run.json")
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < 30
 
 
 def test_one_glitch_of_a_small_request_goes_unnoticed(proxied, s3_proxy):

@@ -25,7 +25,7 @@ class Driver:
         self.stub = stub
         self.now = 0.0
         self.spool = Spool()
-        self.client = MetricsClient(MetricsSettings(stub.url, KEY), timeout_s=2, pack=True)
+        self.client = MetricsClient(MetricsSettings(stub.url, KEY), timeout_s=60, pack=True)
         self.sender = Sender(
             self.client,
             self.spool,
@@ -251,14 +251,14 @@ def test_an_answer_that_does_not_come_in_time_repeats_the_same_ids(stub, driver)
     release = threading.Event()
 
     def late(server, request):
-        assert release.wait(10)
+        assert release.wait(60)
         return metrics_stub.applied_then_dropped(server, request)
 
     stub.next("write", late)
     driver.client._http.timeout = 0.1
     driver.run(until_trouble=True)
     release.set()
-    driver.client._http.timeout = 2
+    driver.client._http.timeout = 60
     driver.run()
     assert sent(stub) == [[1, 2, 3]] * 2
     assert stub.num_repeated == 3

@@ -32,7 +32,7 @@ def stub():
 
 def target(stub, session=FIRST, *, pace=FAST, folder=None, key=KEY, url=None, pack=None):
     settings = MetricsSettings(url or stub.url, key)
-    return SyvainTarget(settings, session=session, pace=pace, folder=folder, timeout_s=5, pack=pack)
+    return SyvainTarget(settings, session=session, pace=pace, folder=folder, timeout_s=60, pack=pack)
 
 
 def test_a_whole_run_arrives_in_order_with_its_own_times(stub):
@@ -43,7 +43,7 @@ def test_a_whole_run_arrives_in_order_with_its_own_times(stub):
     stream.metrics(0, lambda: [("train/loss", 2.5, {"split": "train"}), ("train/loss", math.nan, {})])
     stream.metrics(1, lambda: [("train/loss", -0.0, {"split": "train"})])
     stream.done("my-run")
-    summary = stream.close(timeout_s=10)
+    summary = stream.close(timeout_s=60)
     experiment = stub.experiments["my-run"]
     assert stub.opened == [
         {"slug": "my-run", "description": "my-run: 8 steps of lm.py", "meta": dict(OPEN.metadata)}
@@ -91,7 +91,7 @@ def test_a_server_that_does_not_take_times_gets_none_but_those_of_metrics(stub):
     stream.annotate(3, "x", {})
     stream.metrics(3, lambda: [("loss", 1.0, {})])
     stream.done("my-run")
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     experiment = {"experimentId": stub.experiments["my-run"]}
     assert stub.named("start") == stub.named("done") == [experiment]
     assert stub.named("annotate") == [{**experiment, "annotation": "x", "meta": {"step": 3}}]
@@ -102,7 +102,7 @@ def test_a_failed_run_ends_with_an_error_in_place_of_done(stub):
     stream = EventStream([target(stub), MemoryTarget()])
     stream.open(OPEN)
     stream.fail(4, "ValueError: " + "x" * 20_000)
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     assert [event["event"].rpartition(".")[2] for event in stub.events] == ["start", "annotate", "error"]
     [error] = stub.named("error")
     assert error["error"] == ("ValueError: " + "x" * 20_000)[:8_000]
@@ -114,7 +114,7 @@ def test_an_interrupted_run_sends_neither(stub):
     stream = EventStream([target(stub)])
     stream.open(OPEN)
     stream.annotate(4, "interrupted by SIGTERM at step 4", {"signal": "SIGTERM"})
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     assert [event["event"].rpartition(".")[2] for event in stub.events] == ["start", "annotate"]
 
 
@@ -123,7 +123,7 @@ def test_finite_values_of_a_batch_are_kept_and_the_others_counted(stub):
     stream.open(OPEN)
     values = [1.0, math.nan, 2.0, math.inf, 3.0, -math.inf, 4.0, 1.7e308]
     stream.metrics(0, lambda: [("loss", value, {}) for value in values])
-    summary = stream.close(timeout_s=10)
+    summary = stream.close(timeout_s=60)
     assert [data["metricValue"] for data in stub.named("metric")] == [1.0, 2.0, 3.0, 4.0, 1.7e308]
     assert summary.dropped == {"syvain": {"not finite": 3}}
 
@@ -133,7 +133,7 @@ def test_steps_that_jump_and_go_back_are_all_sent(stub):
     stream.open(OPEN)
     for step in (1, 2, 1_000_000, 3, 4):
         stream.metrics(step, lambda: [("loss", 1.0, {})])
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     assert [data["step"] for data in stub.named("metric")] == [1, 2, 1_000_000, 3, 4]
 
 
@@ -141,7 +141,7 @@ def test_batches_hold_at_most_a_thousand_events_in_order(stub):
     stream = EventStream([target(stub)])
     stream.open(OPEN)
     stream.metrics(0, lambda: [(f"m{number}", 1.0, {}) for number in range(2_500)])
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     sizes = [len(request.events) for request in stub.of("write")]
     assert sizes[0] == 1, "the start"
     assert max(sizes) == 1_000
@@ -153,7 +153,7 @@ def test_large_events_travel_in_requests_of_a_mebibyte(stub):
     stream.open(OPEN)
     for step in range(100):
         stream.annotate(step, "x" * 15_000, {"error": "y" * 30_000})
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     assert len(stub.named("annotate")) == 100
     assert max(request.size_bytes for request in stub.of("write")) < 1.1 * (1 << 20)
 
@@ -163,7 +163,7 @@ def test_bodies_are_compressed_once_the_server_offered_it(stub):
     stream = EventStream([target(stub, pack=True)])
     stream.open(OPEN)
     stream.metrics(0, lambda: [(f"m{number}", 1.0, {}) for number in range(1_000)])
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     start, batch = stub.of("write")[0], stub.of("write")[-1]
     assert "content-encoding" not in start.headers, "too small to be worth it"
     assert batch.headers["content-encoding"] == "gzip"
@@ -177,7 +177,7 @@ def test_nothing_is_compressed_on_the_way_to_this_machine(stub):
     stream = EventStream([target(stub)])
     stream.open(OPEN)
     stream.metrics(0, lambda: [(f"m{number}", 1.0, {}) for number in range(1_000)])
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     assert len(stub.named("metric")) == 1_000
     assert all("content-encoding" not in request.headers for request in stub.of("write"))
     assert {request.headers["accept-encoding"] for request in stub.of("write")} == {"identity"}
@@ -209,14 +209,14 @@ def test_nothing_is_compressed_without_an_offer(stub, offer):
     stream = EventStream([metrics])
     stream.open(OPEN)
     stream.metrics(0, lambda: [(f"m{number}", 1.0, {}) for number in range(1_000)])
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     assert all("content-encoding" not in request.headers for request in stub.of("write"))
 
 
 def test_requests_say_who_sends_them(stub):
     stream = EventStream([target(stub)])
     stream.open(OPEN)
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     headers = stub.of("open")[0].headers
     assert headers["authorization"] == f"Bearer {KEY}"
     assert headers["x-syvain-client"] == "slugline"
@@ -286,7 +286,7 @@ def test_a_server_that_comes_late_gets_everything(caplog):
         threading.Event().wait(0.005)
     with serve(port=port) as stub:
         stream.done("my-run")
-        assert stream.close(timeout_s=10).unsent == 0
+        assert stream.close(timeout_s=60).unsent == 0
         assert [event["messageId"] for event in stub.events] == [f"{FIRST}.{number}" for number in range(3)]
     assert "Metrics takes events again after" in caplog.text
 
@@ -314,7 +314,7 @@ def test_the_experiment_is_put_into_its_folder(stub, folder):
     metrics.check()
     stream = EventStream([metrics])
     stream.open(OPEN)
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     experiment = stub.experiments["my-run"]
     assert stub.placed == {experiment: "00000000-0000-4000-8000-00000000000b"}
     assert stub.of("move")[0].events[0]["data"] == {
@@ -331,7 +331,7 @@ def test_an_experiment_that_is_elsewhere_already_stays_there(stub, caplog):
     stream = EventStream([target(stub, folder="/lm")])
     stream.open(OPEN)
     stream.done("my-run")
-    assert stream.close(timeout_s=10).unsent == 0
+    assert stream.close(timeout_s=60).unsent == 0
     assert "not put into its folder" not in caplog.text
 
 
@@ -342,7 +342,7 @@ def test_a_folder_that_is_refused_costs_only_the_place(stub, caplog):
     stream = EventStream([target(stub, folder="/lm")])
     stream.open(OPEN)
     stream.done("my-run")
-    assert stream.close(timeout_s=10).unsent == 0
+    assert stream.close(timeout_s=60).unsent == 0
     assert "the experiment is not put into its folder: forbidden: no" in caplog.text
 
 
@@ -368,7 +368,7 @@ def test_the_root_is_where_experiments_are_anyway(stub):
     metrics.check()
     stream = EventStream([metrics])
     stream.open(OPEN)
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     assert not stub.of("move")
 
 
@@ -406,7 +406,7 @@ def test_what_metrics_never_got_arrives_through_the_checkpoint_once_and_first():
         third.open(OPEN)
         steps(third, [5])
         third.done("my-run")
-        assert third.close(timeout_s=10).unsent == 0
+        assert third.close(timeout_s=60).unsent == 0
         assert [event["messageId"] for event in stub.events] == [
             f"{THIRD}.0",
             f"{FIRST}.1",
@@ -430,7 +430,7 @@ def test_a_backlog_is_empty_once_metrics_has_everything(stub):
     while len(stub.named("metric")) < 2 or stream.backlog(mark).names:
         threading.Event().wait(0.002)
     assert stream.backlog(mark).new is None
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
 
 
 def test_both_copies_of_repeated_steps_are_sent_under_their_own_sessions(stub):
@@ -438,7 +438,7 @@ def test_both_copies_of_repeated_steps_are_sent_under_their_own_sessions(stub):
         stream = EventStream([target(stub, session)])
         stream.open(OPEN)
         steps(stream, numbers)
-        stream.close(timeout_s=10)
+        stream.close(timeout_s=60)
     assert len(stub.experiments) == 1
     assert [data["step"] for data in stub.named("metric")] == [0, 1, 2, 1, 2, 3]
     assert len(stub.named("start")) == 2
@@ -458,7 +458,7 @@ def test_a_spool_without_room_drops_events_says_so_and_goes_on(stub, monkeypatch
     stream.sync(stream.mark())
     monkeypatch.undo()
     steps(stream, [3])
-    summary = stream.close(timeout_s=10)
+    summary = stream.close(timeout_s=60)
     assert [data["step"] for data in stub.named("metric")] == [0, 3]
     assert [event["messageId"] for event in stub.events] == [f"{FIRST}.{number}" for number in range(3)]
     assert summary.dropped == {"syvain": {"no room": 2}}
@@ -470,14 +470,14 @@ def test_a_server_that_hangs_costs_at_most_the_timeout(stub, caplog):
 
     def hang(server, request):
         asked.set()
-        assert release.wait(10)
+        assert release.wait(60)
         return metrics_stub.dropped(server, request)
 
     stub.next("write", hang)
     stream = EventStream([target(stub)])
     stream.open(OPEN)
     steps(stream, [0, 1])
-    assert asked.wait(10)
+    assert asked.wait(60)
     summary = stream.close(timeout_s=0.05)
     release.set()
     assert summary.unsent == 2
@@ -498,7 +498,7 @@ def test_a_mistake_of_ours_is_logged_and_tried_again(stub, monkeypatch, caplog):
     stream = EventStream([target(stub)])
     stream.open(OPEN)
     steps(stream, [0])
-    assert stream.close(timeout_s=10).unsent == 0
+    assert stream.close(timeout_s=60).unsent == 0
     assert "sending to Metrics failed" in caplog.text
     assert "KeyError: 'ours'" in caplog.text
 
@@ -508,6 +508,6 @@ def test_an_idle_run_says_that_it_lives(stub):
     stream.open(OPEN)
     while len(stub.of("write")) < 4:
         threading.Event().wait(0.005)
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
     assert {request.events[0]["messageId"] for request in stub.of("write")} == {f"{FIRST}.0"}
     assert len(stub.events) == 1, "what is sent twice is stored once"

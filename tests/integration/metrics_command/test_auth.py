@@ -98,7 +98,7 @@ def test_a_key_typed_at_the_prompt_is_not_shown(stranger, server, files):
     except OSError:
         pass  # Linux says so when the other side is gone
     os.close(theirs)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert server.key.encode() not in shown
     assert json.loads(files[0].read_text())["apiKey"] == server.key
 

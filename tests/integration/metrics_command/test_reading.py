@@ -162,7 +162,7 @@ def test_a_closed_pipe_is_no_error(cli, client, name):
         assert process.stdout.readline()
         process.stdout.close()
         with process.stderr:
-            assert (process.wait(30), process.stderr.read()) == (0, b"")
+            assert (process.wait(60), process.stderr.read()) == (0, b"")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="writes to /dev/full")
@@ -173,7 +173,7 @@ def test_an_output_that_is_full_is_one_line_and_exit_75(cli, client, name, comma
     client.open(name)
     with Path("/dev/full").open("wb") as full:
         process = cli.process(*command, stdout=full, stderr=subprocess.PIPE)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 75
     assert err == b"syvain-metrics: standard output cannot be used: No space left on device\n"
 

@@ -34,7 +34,7 @@ def start(alone, tmp_path):
         def answers():
             assert process.poll() is None, log.read_text()
             try:
-                return httpx.get(f"{url}/healthz").is_success
+                return httpx.get(f"{url}/healthz", timeout=60).is_success
             except httpx.TransportError:
                 return False
 
@@ -45,7 +45,7 @@ def start(alone, tmp_path):
     for process in started:
         if process.poll() is None:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def test_the_first_start_leaves_a_login_that_every_command_uses(alone, start, tmp_path):
@@ -58,7 +58,7 @@ def test_the_first_start_leaves_a_login_that_every_command_uses(alone, start, tm
     assert alone.ok("auth", "status", "--json").json["host"] == url
     alone.ok("folder", "create", "/mine")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     said = log.read_text()
     assert f"Metrics server at {url}" in said
     assert str(tmp_path / "share/syvain-metrics/key") in said
@@ -166,4 +166,4 @@ def test_a_url_in_the_environment_is_not_shown(alone):
 def test_a_server_stops_on_ctrl_c(start, tmp_path):
     process, _, _ = start("--data", tmp_path / "data", "--no-login")
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0

@@ -255,7 +255,7 @@ def test_room_of_what_was_deleted_is_given_back(origin):
         return
     with pytest.raises(Unusable, match="in use by another server"):
         upkeep.compact(place)
-    wait_until(lambda: not left_of(place), within_s=30)
+    wait_until(lambda: not left_of(place), within_s=60)
     server.kill()  # with pages beside the file that are not in it yet
     before, after = upkeep.compact(place)
     assert after == place.database.stat().st_size < before - 4_000_000

@@ -42,8 +42,8 @@ def test_a_database_that_another_holds_is_not_ready_and_the_process_is_still_wel
     with running_server(tmp_path / "data") as server:
         with sqlite3.connect(server.data / "metrics.sqlite3", isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")
-            assert httpx.get(f"{server.url}/healthz").status_code == 200
-            refused = httpx.get(f"{server.url}/readyz", timeout=30)
+            assert httpx.get(f"{server.url}/healthz", timeout=60).status_code == 200
+            refused = httpx.get(f"{server.url}/readyz", timeout=60)
             other.execute("ROLLBACK")
         other.close()
         assert refused.status_code == 503
@@ -54,7 +54,7 @@ def test_a_database_that_another_holds_is_not_ready_and_the_process_is_still_wel
 
 async def _ready_again(url):
     """Ask until it is; what was found is kept for a second."""
-    async with asyncio.timeout(20), httpx.AsyncClient() as client:
+    async with asyncio.timeout(60), httpx.AsyncClient(timeout=60) as client:
         while True:
             if (await client.get(f"{url}/readyz")).status_code == 200:
                 return True

@@ -26,7 +26,7 @@ def filled(client, slug):
 
 
 def page(server, experiment):
-    return httpx.get(f"{server.url}/dashboard/experiments/{experiment.id}")
+    return httpx.get(f"{server.url}/dashboard/experiments/{experiment.id}", timeout=60)
 
 
 def test_an_experiments_page_shows_what_it_is_and_where_it_stands(server, filled, slug):
@@ -59,33 +59,33 @@ def test_nothing_that_was_sent_becomes_markup_and_scripts_come_from_us_alone(ser
     assert "unsafe" not in policy
     for reference in re.findall(r'(?:src|href)="([^"]+)"', response.text):
         assert reference.startswith("/dashboard")
-        assert httpx.get(server.url + reference).status_code == 200
+        assert httpx.get(server.url + reference, timeout=60).status_code == 200
 
 
 def test_the_bare_address_leads_to_the_list(server, filled, slug):
-    assert httpx.get(server.url).headers["location"] == "/dashboard"
-    page = httpx.get(server.url, follow_redirects=True)
+    assert httpx.get(server.url, timeout=60).headers["location"] == "/dashboard"
+    page = httpx.get(server.url, follow_redirects=True, timeout=60)
     assert (page.status_code, page.url.path) == (200, "/dashboard")
     assert slug in page.text
 
 
 def test_the_address_that_the_newest_collector_prints_leads_to_the_experiment(server, filled, slug):
-    page = httpx.get(f"{server.url}/app/experiments/{filled.id}", follow_redirects=True)
+    page = httpx.get(f"{server.url}/app/experiments/{filled.id}", follow_redirects=True, timeout=60)
     assert (page.status_code, page.url.path) == (200, f"/dashboard/experiments/{filled.id}")
     assert slug in page.text
-    odd = httpx.get(f"{server.url}/app/experiments/a%3Fb%23c")
+    odd = httpx.get(f"{server.url}/app/experiments/a%3Fb%23c", timeout=60)
     assert odd.headers["location"] == "/dashboard/experiments/a%3Fb%23c"
 
 
 def test_the_list_links_to_every_experiment(server, filled, slug):
-    text = httpx.get(f"{server.url}/dashboard").text
+    text = httpx.get(f"{server.url}/dashboard", timeout=60).text
     assert f'href="/dashboard/experiments/{filled.id}">{slug}</a>' in text
 
 
 def test_pages_call_an_experiment_by_its_display_name_and_say_its_slug(server, client, filled, slug):
     address = f"/api/v1/experiments/{filled.id}"
     client.http.patch(address, headers=client.authorization, json={"display_name": "Best & last"})
-    for text in (page(server, filled).text, httpx.get(f"{server.url}/dashboard").text):
+    for text in (page(server, filled).text, httpx.get(f"{server.url}/dashboard", timeout=60).text):
         assert "Best &amp; last" in text
         assert slug in text
 
@@ -96,7 +96,7 @@ def test_a_failed_run_shows_its_error(server, filled):
 
 
 def test_an_experiment_that_is_not_there_is_a_page_too(server):
-    response = httpx.get(f"{server.url}/dashboard/experiments/nothing")
+    response = httpx.get(f"{server.url}/dashboard/experiments/nothing", timeout=60)
     assert response.status_code == 404
     assert "<h1>404</h1>" in response.text
 
@@ -105,14 +105,14 @@ def test_an_experiment_that_is_not_there_is_a_page_too(server):
     "header", [{"host": "evil.example"}, {"x-forwarded-for": "192.0.2.1"}, {"via": "1.1 proxy"}]
 )
 def test_only_what_comes_from_the_machine_itself_needs_no_sign_in(server, header):
-    page = httpx.get(server.url + "/dashboard?a=b", headers=header)
+    page = httpx.get(server.url + "/dashboard?a=b", headers=header, timeout=60)
     assert (page.status_code, page.headers["location"]) == (303, "/sign-in?next=%2Fdashboard%3Fa%3Db")
-    chart = httpx.get(server.url + "/api/experiments/x/chart?metric=m", headers=header)
+    chart = httpx.get(server.url + "/api/experiments/x/chart?metric=m", headers=header, timeout=60)
     assert chart.status_code == 401
 
 
 def chart(server, experiment, **query):
-    return httpx.get(f"{server.url}/api/experiments/{experiment.id}/chart", params=query)
+    return httpx.get(f"{server.url}/api/experiments/{experiment.id}/chart", params=query, timeout=60)
 
 
 def test_a_chart_has_a_curve_for_each_partition_and_keeps_spikes_at_any_width(server, client, slug):

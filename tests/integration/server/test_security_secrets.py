@@ -56,7 +56,7 @@ def test_no_secret_is_in_the_log_or_in_any_answer_but_the_one_that_makes_it(tmp_
             lock.execute("ROLLBACK")
         lock.close()
         http.cookies.clear()
-        answers.append(httpx.get(f"{server.url}/metrics"))
+        answers.append(httpx.get(f"{server.url}/metrics", timeout=60))
         client.close()
     said = server.log.read_text() + "".join(one.text + str(one.headers) for one in answers)
     assert "a commit failed" in said

@@ -19,7 +19,7 @@ def run(*arguments):
         [sys.executable, "-m", "infra.metrics.main", "server", "start", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
@@ -103,7 +103,7 @@ def test_a_folder_with_an_infra_of_its_own_is_no_place_to_import_from(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -122,14 +122,14 @@ def test_a_request_in_flight_is_answered_before_a_stop(tmp_path):
             f"authorization: Bearer {experiment.token}\r\ncontent-length: {len(body)}\r\n"
             "expect: 100-continue\r\n\r\n"
         )
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(head.encode())
             assert connection.recv(1024).startswith(b"HTTP/1.1 100"), "without waiting a second for nothing"
             assert server.process is not None
             os.kill(server.process.pid, 15)
             connection.sendall(body)
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        assert server.process.wait(30) == 0
+        assert server.process.wait(60) == 0
         server.process = None
 
 
@@ -144,12 +144,12 @@ def test_a_request_in_flight_is_answered_before_a_stop(tmp_path):
     ],
 )
 def test_addresses_that_are_not_there_answer_in_the_one_shape(server, method, path, status, says):
-    response = httpx.request(method, server.url + path)
+    response = httpx.request(method, server.url + path, timeout=60)
     assert response.status_code == status
     assert response.json()["data"] is None
     assert says in response.json()["error"]["message"]
 
 
 def test_health_is_told_to_anybody(server):
-    response = httpx.get(f"{server.url}/healthz")
+    response = httpx.get(f"{server.url}/healthz", timeout=60)
     assert (response.status_code, response.json()) == (200, {"status": "ok"})

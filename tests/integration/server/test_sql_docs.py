@@ -56,7 +56,7 @@ def run_as_a_user(server, tmp_path, program, **environment):
         **environment,
     }
     return subprocess.run(
-        command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
 
 

@@ -80,7 +80,7 @@ def test_the_tab_shows_its_run_and_no_text_of_it_becomes_markup(server, rest, sl
     rest.ask("POST", f"/runs/{slug}/log", {"attempt": 1, "offset": 0, "text": evil * 2000})
     rest.ask("POST", f"/runs/{slug}/log", {"attempt": 2, "offset": 0, "text": f"{evil}\n"})
     rest.ask("PATCH", f"/runs/{slug}", {"state": "retrying", "reason": evil, "attempt": 2, "result": evil})
-    response = httpx.get(f"{run['page']}/telemetry")
+    response = httpx.get(f"{run['page']}/telemetry", timeout=60)
     assert response.status_code == 200
     text = response.text
     assert "<script>alert" not in text
@@ -93,7 +93,7 @@ def test_the_tab_shows_its_run_and_no_text_of_it_becomes_markup(server, rest, sl
     assert "unsafe" not in policy
     assert " style=" not in text
     for reference in re.findall(r'(?:src|href)="([^"]+)"', text):
-        assert httpx.get(server.url + reference).status_code == 200, reference
+        assert httpx.get(server.url + reference, timeout=60).status_code == 200, reference
 
 
 def test_what_a_status_cannot_say_stands_beside_it_on_every_page(server, rest, slug):
@@ -101,16 +101,16 @@ def test_what_a_status_cannot_say_stands_beside_it_on_every_page(server, rest, s
     for state, shown in (("scheduled", False), ("waiting", True), ("cancelled", True)):
         rest.ask("PATCH", f"/runs/{slug}", {"state": state, "reason": f"because of {state}"})
         for address in (page, f"{page}/telemetry"):
-            text = httpx.get(address).text
+            text = httpx.get(address, timeout=60).text
             head = text[text.index("<h1>") : text.index("</h1>")]
             assert (f'"status run-{state}"' in head) is shown
             assert f"because of {state}" in text
-        text = httpx.get(f"{server.url}/dashboard").text
+        text = httpx.get(f"{server.url}/dashboard", timeout=60).text
         row = text[text.index(f">{slug}</a>") :]
         assert (f'"status run-{state}"' in row[: row.index("</tr>")]) is shown
 
 
 def test_the_licence_of_what_draws_lies_beside_it(server):
     static = f"{server.url}/dashboard/static/uplot"
-    assert "MIT License" in httpx.get(f"{static}/LICENSE.txt").text
-    assert "uPlot (v1.6.32)" in httpx.get(f"{static}/uPlot.iife.min.js").text
+    assert "MIT License" in httpx.get(f"{static}/LICENSE.txt", timeout=60).text
+    assert "uPlot (v1.6.32)" in httpx.get(f"{static}/uPlot.iife.min.js", timeout=60).text

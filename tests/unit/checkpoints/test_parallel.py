@@ -15,7 +15,7 @@ def test_nothing_to_do_is_done():
 
 def test_as_many_run_at_once_as_there_are_workers():
     together = threading.Barrier(3)
-    each(lambda _: together.wait(10), range(9), workers=3, name="test")
+    each(lambda _: together.wait(60), range(9), workers=3, name="test")
 
 
 def test_the_first_error_is_raised_and_what_has_not_begun_never_does():

@@ -85,7 +85,7 @@ def test_a_save_held_before_its_upload_stores_what_was(store):
 
     def hold(key, data):
         held.set()
-        assert go.wait(30)
+        assert go.wait(60)
         put(key, data)
 
     store.put = hold
@@ -93,7 +93,7 @@ def test_a_save_held_before_its_upload_stores_what_was(store):
     saver._store = store
     tensors = state(8)
     assert saver.save(8, tensors, {}, lambda: NOTHING_UNSENT, lambda _: None)
-    assert held.wait(30)
+    assert held.wait(60)
     for tensor in tensors.values():
         tensor.zero_()
     go.set()
@@ -238,7 +238,7 @@ class TestFailure:
         saver = saver_of(attempt, shard_bytes=300, workers=4)
         assert saver.save(1, state(1), {}, lambda: NOTHING_UNSENT, lambda _: None)
         with pytest.raises(Unavailable):
-            saver.wait(timeout_s=30)
+            saver.wait(timeout_s=60)
         assert faulty.count == 3
         assert steps_of(store) == []
 
@@ -287,9 +287,9 @@ class TestFailure:
         gate.reached()
         give_up.set()
         with pytest.raises(Unavailable, match="waiting for it was given up"):
-            saver.wait(timeout_s=30, give_up=give_up)
+            saver.wait(timeout_s=60, give_up=give_up)
         gate.open()
-        assert the(saver._save).tidied.wait(30)
+        assert the(saver._save).tidied.wait(60)
         assert steps_of(store) == []
 
     def test_a_back_off_does_not_outlive_the_waiting(self, store):
@@ -298,7 +298,7 @@ class TestFailure:
         assert saver.save(1, state(1), {}, lambda: NOTHING_UNSENT, lambda _: None)
         with pytest.raises(Unavailable):
             saver.wait(timeout_s=0.1)
-        assert the(saver._save).tidied.wait(30)
+        assert the(saver._save).tidied.wait(60)
 
     def test_waiting_for_nothing_returns_at_once(self, store):
         saver = saver_of(begin(store))
@@ -351,7 +351,7 @@ class TestFencing:
         get = store.get
 
         def slow(key):
-            assert held.wait(30)
+            assert held.wait(60)
             return get(key)
 
         store.get = slow

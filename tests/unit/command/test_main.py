@@ -65,7 +65,7 @@ def test_a_refused_file_s_thread_does_not_keep_the_process():
         sys.exit(command.main())
     """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert (ended.returncode, ended.stderr) == (
         2,

@@ -87,7 +87,7 @@ def test_a_file_torn_at_any_byte_of_its_last_record_is_strict_after_a_resume(tmp
     target.check()
     stream = EventStream([target])
     stream.open(OPEN_AGAIN)
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     survives = RECORDS[-1:] if kept >= len(LAST) - 1 else []  # only its line feed was lost
     expected = whole + b"".join(event.encode() for event in [*survives, OPEN_AGAIN])
     assert path.read_bytes() == expected
@@ -176,7 +176,7 @@ def test_a_full_disk_drops_the_file_and_the_run_goes_on(caplog):
     stream.open(OPEN_AGAIN)
     stream.metrics(0, lambda: [("loss", 1.0, {})])
     stream.done("my-run")
-    summary = stream.close(timeout_s=5)
+    summary = stream.close(timeout_s=60)
     assert summary.dropped == {"jsonl:/dev/full": {"not written": 3}}
     assert "/dev/full can no longer be written ([Errno 28] No space left on device)" in caplog.text
 
@@ -194,7 +194,7 @@ def test_a_pipe_gets_every_line_flushed_with_its_hand_over():
     stream.metrics(1, lambda: [("a", 1.0, {}), ("b", 2.0, {})])
     assert len(strict_lines(os.read(reader, 65_536))) == 2
     stream.done("my-run")
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     assert strict_lines(os.read(reader, 65_536))[0]["kind"] == "done"
     assert os.read(reader, 1) == b"", "the stream lets go of the pipe"
     os.close(reader)
@@ -207,7 +207,7 @@ def test_a_standard_output_that_does_not_wait_is_waited_for():
     big = Open(1, "my-run", "x" * 300_000, {})
     write(target, big)
     with ThreadPoolExecutor(1) as pool:
-        closing = pool.submit(target.close, 10)
+        closing = pool.submit(target.close, 60)
         received = b""
         while block := os.read(reader, 65_536):
             received += block
@@ -224,7 +224,7 @@ def test_a_pipe_whose_reader_has_gone_is_dropped_and_every_event_counted(caplog)
     stream.open(OPEN_AGAIN)
     for step in range(5):
         stream.metrics(step, lambda: [("a", 1.0, {})])
-    summary = stream.close(timeout_s=5)
+    summary = stream.close(timeout_s=60)
     assert summary.dropped == {"stdout": {"not written": 6}}
     assert caplog.text.count("Broken pipe") == 1
 
@@ -237,7 +237,7 @@ def test_a_reader_that_stops_reading_holds_up_nothing(monkeypatch, caplog):
         stream.annotate(step, "x" * 10_000, {})
     stream.sync(stream.mark())
     assert "can no longer be written" in caplog.text
-    summary = stream.close(timeout_s=5)
+    summary = stream.close(timeout_s=60)
     assert sum(summary.dropped["stdout"].values()) > 80
     received = read_until_closed_or_quiet(reader)
     assert len(received) <= 65_536 + 200_000
@@ -268,7 +268,7 @@ def test_a_slow_reader_gets_everything_in_order_and_whole():
     thread.start()
     for step in range(300):
         stream.annotate(step, "x" * 5_000, {})
-    assert stream.close(timeout_s=20).dropped == {}
+    assert stream.close(timeout_s=60).dropped == {}
     thread.join()
     os.close(reader)
     assert [line["step"] for line in strict_lines(b"".join(received))] == list(range(300))
@@ -290,6 +290,6 @@ def test_a_run_that_failed_half_way_ends_its_file_with_done(tmp_path):
     stream = EventStream([JsonlTarget(path)])
     stream.open(OPEN_AGAIN)
     stream.fail(2, "ValueError: boom")
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     assert [line["kind"] for line in read(path)] == ["open", "annotation", "done"]
     assert read(path)[-1] == strict_lines(Done(read(path)[-1]["ts_ms"], "my-run").encode())[0]

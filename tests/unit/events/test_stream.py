@@ -75,7 +75,7 @@ def test_the_stream_says_everything_in_the_order_of_the_calls(clock):
     stream.annotate(0, "stage a -> b", {"from": "a", "to": "b"})
     stream.metrics(0, lambda: [("train/loss", 2.5, {"split": "train"}), ("train/lr", 0.1, {})])
     stream.done("my-run")
-    summary = stream.close(timeout_s=5)
+    summary = stream.close(timeout_s=60)
     assert target.events == [
         OPEN,
         Annotation(100, 0, "stage a -> b", {"from": "a", "to": "b"}),
@@ -87,7 +87,7 @@ def test_the_stream_says_everything_in_the_order_of_the_calls(clock):
     assert target.num_writes == 4, "what is handed over at once is written at once"
     assert target.closed
     assert (summary.dropped, summary.num_dropped, summary.unsent, summary.url) == ({}, 0, 0, None)
-    assert stream.close(timeout_s=5) is summary
+    assert stream.close(timeout_s=60) is summary
 
 
 def test_a_failed_run_says_so_and_then_done(clock):
@@ -95,7 +95,7 @@ def test_a_failed_run_says_so_and_then_done(clock):
     stream = EventStream([target], clock_ms=clock)
     stream.open(OPEN)
     stream.fail(3, "ValueError: boom")
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     assert target.events[1:] == [
         Annotation(100, 3, "failed: ValueError: boom", {"error": "ValueError: boom"}),
         Done(100, "my-run", error="ValueError: boom"),
@@ -123,14 +123,14 @@ def test_handing_over_neither_waits_for_values_nor_for_targets():
     stream.open(OPEN)
 
     def resolve():
-        assert release.wait(10)
+        assert release.wait(60)
         yield ("loss", 1.0, {})
 
     stream.metrics(0, resolve)
     stream.annotate(0, "after", {})
     assert [event for event in target.events if event is not OPEN] == []
     release.set()
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     assert [type(event) for event in target.events] == [Open, Metric, Annotation]
 
 
@@ -138,13 +138,13 @@ def test_catching_up_ends_when_all_is_written_or_its_time_is_over():
     release = threading.Event()
     target = MemoryTarget()
     stream = EventStream([target])
-    stream.metrics(0, lambda: [("loss", float(release.wait(10)), {})])
+    stream.metrics(0, lambda: [("loss", float(release.wait(60)), {})])
     stream.catch_up(timeout_s=0.01)
     assert target.events == []
     release.set()
-    stream.catch_up(timeout_s=10)
+    stream.catch_up(timeout_s=60)
     assert len(target.events) == 1
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
 
 
 def test_values_are_resolved_on_the_streams_thread():
@@ -156,7 +156,7 @@ def test_values_are_resolved_on_the_streams_thread():
         return []
 
     stream.metrics(0, resolve)
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     assert threads == ["events"]
 
 
@@ -173,8 +173,8 @@ def test_metrics_wait_for_a_lull_or_for_whatever_else_is_said(monkeypatch, then)
     stream.metrics(0, resolve)
     assert not resolved.is_set()  # the thread was not woken
     {"lull": stream.lull, "annotate": lambda: stream.annotate(0, "news", {}), "close": lambda: None}[then]()
-    assert then == "close" or resolved.wait(10)
-    stream.close(timeout_s=10)
+    assert then == "close" or resolved.wait(60)
+    stream.close(timeout_s=60)
     assert resolved.is_set()
 
 
@@ -194,7 +194,7 @@ def test_lulls_close_together_wake_the_thread_once_and_a_later_one_again(monkeyp
     release = threading.Event()
 
     def resolve() -> list[Point]:
-        release.wait(10)  # so that the queue is not empty at any lull
+        release.wait(60)  # so that the queue is not empty at any lull
         return []
 
     for step, at in enumerate((100.0, 100.0 + _LULLS_APART_S / 2, 100.0 + 2 * _LULLS_APART_S)):
@@ -204,7 +204,7 @@ def test_lulls_close_together_wake_the_thread_once_and_a_later_one_again(monkeyp
     assert woken_at == [100.0, 100.0 + 2 * _LULLS_APART_S]
     release.set()
     monkeypatch.undo()
-    stream.close(timeout_s=10)
+    stream.close(timeout_s=60)
 
 
 def test_metrics_are_written_soon_although_no_lull_comes():
@@ -216,8 +216,8 @@ def test_metrics_are_written_soon_although_no_lull_comes():
         return []
 
     stream.metrics(0, resolve)
-    assert resolved.wait(10)
-    stream.close(timeout_s=10)
+    assert resolved.wait(60)
+    stream.close(timeout_s=60)
 
 
 def test_an_error_in_resolve_keeps_the_values_before_it_and_is_counted(caplog):
@@ -231,7 +231,7 @@ def test_an_error_in_resolve_keeps_the_values_before_it_and_is_counted(caplog):
 
     stream.metrics(7, resolve)
     stream.metrics(8, lambda: [("loss", 2.0, {})])
-    summary = stream.close(timeout_s=5)
+    summary = stream.close(timeout_s=60)
     assert [line["value"] for line in strict_lines(b"".join(target.lines))] == [1.0, None, 2.0]
     assert summary.dropped == {"stream": {"failed": 1}}
     assert "the metrics of step 7 could not be computed" in caplog.text
@@ -242,7 +242,7 @@ def test_an_event_that_cannot_be_encoded_costs_only_itself(caplog):
     target = MemoryTarget()
     stream = EventStream([target])
     stream.metrics(1, lambda: [("a", 1.0, {}), ("b", 2.0, {"k": "\ud800"}), ("c", 3.0, {})])
-    summary = stream.close(timeout_s=5)
+    summary = stream.close(timeout_s=60)
     assert [line["name"] for line in strict_lines(b"".join(target.lines))] == ["a", "c"]
     assert summary.num_dropped == 1
     assert "an event could not be encoded" in caplog.text
@@ -258,7 +258,7 @@ def test_a_target_that_can_no_longer_be_written_is_dropped_said_and_counted(call
     for step in range(3):
         stream.metrics(step, lambda: [("a", 1.0, {}), ("b", 2.0, {})])
     stream.done("my-run")
-    summary = stream.close(timeout_s=5)
+    summary = stream.close(timeout_s=60)
     assert bad.events == [OPEN]
     assert len(good.events) == 8
     assert good.closed
@@ -273,7 +273,7 @@ def test_a_target_with_a_mistake_of_its_own_loses_only_those_events(caplog):
     stream = EventStream([bad])
     stream.open(OPEN)
     stream.metrics(0, lambda: [("a", 1.0, {})])
-    assert stream.close(timeout_s=5).dropped == {"bad": {"failed": 1}}
+    assert stream.close(timeout_s=60).dropped == {"bad": {"failed": 1}}
     assert "bad could not take 1 events" in caplog.text
     assert "bad could not be closed" in caplog.text
 
@@ -283,7 +283,7 @@ def test_done_is_durable_before_the_stream_closes():
     stream = EventStream([target])
     stream.open(OPEN)
     stream.done("my-run")
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     assert target.num_syncs == 1
 
 
@@ -294,7 +294,7 @@ def test_sync_returns_when_everything_before_it_is_written_and_durable():
     mark = stream.mark()
     stream.sync(mark)
     assert (target.events, target.num_syncs) == ([OPEN], 1)
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     stream.sync(mark)
     assert target.num_syncs == 1, "after the end there is nothing left to do"
 
@@ -317,7 +317,7 @@ def test_a_backlog_ends_at_its_mark_whatever_follows():
     stream.backlog(second)
     assert target.asked == [4, 4, 7]
     assert target.inherited == [Segment("old", b"x")]
-    summary = stream.close(timeout_s=5)
+    summary = stream.close(timeout_s=60)
     assert (summary.unsent, summary.url) == (8, target.url)
 
 
@@ -327,7 +327,7 @@ def test_what_metrics_never_got_travels_on_through_an_attempt_without_metrics():
     stream.inherit([Segment("old", b"x"), Segment("older", b"y")])
     stream.open(OPEN)
     assert stream.backlog(stream.mark()) == Backlog(None, ("old", "older"))
-    stream.close(timeout_s=10.0)
+    stream.close(timeout_s=60)
 
 
 def test_the_whole_of_an_annotation_that_was_cut_stands_in_the_log(caplog):
@@ -337,7 +337,7 @@ def test_the_whole_of_an_annotation_that_was_cut_stands_in_the_log(caplog):
     whole = "\n".join(f"line {n}" for n in range(10_000))
     stream.annotate(0, whole, {"changed": ["a", "b"]})
     stream.annotate(0, "short", {"seconds": math.inf})
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     assert strict_lines(target.lines[0])[0]["annotation"].endswith("more lines")
     assert whole in caplog.text
     assert "short" not in caplog.text
@@ -347,7 +347,7 @@ def test_a_stream_that_hangs_ends_in_time_and_drops_metrics_beyond_a_bound(monke
     monkeypatch.setattr("runtime.events.stream._MAX_BEHIND", 10)
     release = threading.Event()
     stream = EventStream([MemoryTarget()])
-    stream.metrics(0, lambda: [("held up", float(release.wait(10)), {})])
+    stream.metrics(0, lambda: [("held up", float(release.wait(60)), {})])
     for step in range(100):
         stream.metrics(step, list)
     summary = stream.close(timeout_s=0.01)
@@ -369,5 +369,5 @@ def test_hand_overs_of_many_threads_all_arrive():
     for thread in threads:
         thread.join()
     assert stream.mark() == 2001
-    stream.close(timeout_s=5)
+    stream.close(timeout_s=60)
     assert len(target.events) == 2000

@@ -111,7 +111,7 @@ def test_a_full_disk_costs_the_target_and_not_the_run(tmp_path, caplog):
     target = TelemetryTarget(tmp_path / "gone" / "t")
     stream = EventStream([target])
     stream.metrics(1, lambda: [("train/loss", 1.0, TRAIN)])
-    summary = stream.close(timeout_s=30)
+    summary = stream.close(timeout_s=60)
     assert summary.dropped == {target.name: {"not written": 1}}
     assert "can no longer be written" in caplog.text
 
@@ -122,7 +122,7 @@ def test_a_pipe_that_nobody_reads_costs_the_target_and_not_the_run(tmp_path):
     stream = EventStream([target])
     stream.metrics(1, lambda: [(f"metric/{number}", 1.0, TRAIN) for number in range(5_000)])
     stream.sync(stream.mark())  # as before a checkpoint
-    assert stream.close(timeout_s=30).dropped == {target.name: {"not written": 5_000}}
+    assert stream.close(timeout_s=60).dropped == {target.name: {"not written": 5_000}}
 
 
 @pytest.mark.parametrize("where", ["no/folder/t", ".", "t" * 300])

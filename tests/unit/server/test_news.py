@@ -50,7 +50,7 @@ def waiting(news, counter, number, *, run_id=1, wait_s=60.0):
 
 
 async def until(fact):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not fact():  # noqa: ASYNC110 - nobody tells when
             await asyncio.sleep(0)
 
@@ -173,13 +173,14 @@ def test_the_room_of_a_client_that_went_away_is_free_at_once(tmp_path, monkeypat
     news = app.state.news
 
     async def scenario(url):
-        async with asyncio.timeout(20):
-            for of in ("telemetry/points", "telemetry/summary", "log"):
-                async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as client:
-                    address = f"{url}/api/v1/runs/r/{of}"
-                    asked = asyncio.create_task(client.get(address, params={"wait_s": 25}))
-                    await until(lambda: news._num_waiting == 1)
-                    asked.cancel()
+        headers = {"authorization": f"Bearer {key}"}
+        for of in ("telemetry/points", "telemetry/summary", "log"):
+            async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+                address = f"{url}/api/v1/runs/r/{of}"
+                asked = asyncio.create_task(client.get(address, params={"wait_s": 25}))
+                await until(lambda: news._num_waiting == 1)
+                asked.cancel()
+            async with asyncio.timeout(20):
                 await until(lambda: news._num_waiting == 0)
 
     with served(app) as url:
@@ -202,13 +203,14 @@ def test_a_server_that_is_told_to_stop_answers_those_who_wait(tmp_path, monkeypa
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1/runs/r/telemetry/points"
             server = serving._Server(uvicorn.Config(app, log_config=None))
             serves = asyncio.create_task(server.serve(sockets=[listener]))
-            async with httpx.AsyncClient(timeout=30) as client, asyncio.timeout(30):
+            async with httpx.AsyncClient(timeout=60) as client, asyncio.timeout(60):
                 await until(lambda: server.started)
                 headers = {"authorization": f"Bearer {key}"}
                 asked = asyncio.create_task(client.get(url, params={"wait_s": 25}, headers=headers))
                 await until(lambda: app.state.news._num_waiting == 1)
                 server.handle_exit(signal.SIGTERM, None)
-                response = await asked
+                async with asyncio.timeout(20):
+                    response = await asked
                 await serves
         assert (response.status_code, response.text) == (200, "")
 

@@ -66,7 +66,7 @@ def test_the_remover_outlives_whatever_one_piece_meets(store, monkeypatch):
     store.write_now(lambda connection: removal.begin(connection, run.experiment_id, now_ms=1))
 
     async def remove():
-        async with Remover(store).kept(), asyncio.timeout(30):
+        async with Remover(store).kept(), asyncio.timeout(60):
             while left(store, run):  # noqa: ASYNC110 - nobody tells when it is done
                 await asyncio.sleep(0.01)
 

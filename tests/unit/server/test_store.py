@@ -91,7 +91,7 @@ def test_requests_that_wait_share_a_commit(store):
 
     def hold(_connection):
         begun.set()
-        assert held.wait(30)
+        assert held.wait(60)
 
     commit = store._writer._commit
 
@@ -101,7 +101,7 @@ def test_requests_that_wait_share_a_commit(store):
 
     store._writer._commit = counted
     first = store._writer.submit(hold)
-    assert begun.wait(30)
+    assert begun.wait(60)
     rest = [store._writer.submit(add(f"{number:02}")) for number in range(50)]
     held.set()
     first.result(30)
@@ -115,10 +115,10 @@ def test_what_is_cancelled_while_it_waits_is_not_applied_and_the_writer_goes_on(
 
     def hold(_connection):
         begun.set()
-        assert held.wait(30)
+        assert held.wait(60)
 
     first = store._writer.submit(hold)
-    assert begun.wait(30)
+    assert begun.wait(60)
     given_up = store._writer.submit(add("given up"))
     assert not first.cancel(), "it runs"
     assert given_up.cancel()

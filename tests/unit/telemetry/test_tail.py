@@ -429,16 +429,17 @@ def test_what_is_no_cursor_is_refused(data):
 def test_a_thread_delivers_within_a_second_and_reads_to_the_end(run):
     thread = TailThread(run.tail)
     thread.start()
-    took_s = []
-    for number in range(1, 4):
+    for number in range(1, 31):
         run.write(b'{"a": %d}\n' % number)
         begin = time.monotonic()
-        wait_until(partial(run.has, number), within_s=30, poll_s=0.01)
-        took_s.append(time.monotonic() - begin)
-    assert min(took_s) < 1  # the others may have met a busy machine
-    run.write(b'{"a": 4}\n{"a": 5}')
-    assert thread.finish(timeout_s=30)
-    assert run.destination.points == [{"a": number} for number in range(1, 6)]
+        wait_until(partial(run.has, number), within_s=60, poll_s=0.01)
+        if time.monotonic() - begin < 1:
+            break  # those before it met a busy machine
+    else:
+        pytest.fail("thirty times it took a second and more")
+    run.write(b'{"a": %d}\n{"a": %d}' % (number + 1, number + 2))
+    assert thread.finish(timeout_s=60)
+    assert run.destination.points == [{"a": place} for place in range(1, number + 3)]
 
 
 def test_a_thread_waits_out_trouble_and_says_when_nothing_could_be_delivered(run, monkeypatch, caplog):
@@ -449,8 +450,9 @@ def test_a_thread_waits_out_trouble_and_says_when_nothing_could_be_delivered(run
     run.write(b'{"a": 1}\n')
     thread = TailThread(run.tail, poll_s=0.01)
     thread.start()
+    said = "telemetry waits, and stays in its file meanwhile: connection refused"
+    wait_until(lambda: said in caplog.text, within_s=60, poll_s=0.01)
     assert not thread.finish(timeout_s=0.05)
-    assert "telemetry waits, and stays in its file meanwhile: connection refused" in caplog.text
 
 
 def test_a_thread_ends_when_the_run_is_gone(run, monkeypatch, caplog):
@@ -460,5 +462,5 @@ def test_a_thread_ends_when_the_run_is_gone(run, monkeypatch, caplog):
     monkeypatch.setattr(run.destination, "cursor", gone)
     thread = TailThread(run.tail, poll_s=0.01)
     thread.start()
-    assert not thread.finish(timeout_s=30)
+    assert not thread.finish(timeout_s=60)
     assert "not taken any more: no run of this name" in caplog.text

@@ -98,7 +98,7 @@ class Parts:
         )
 
     def told(self) -> list[str]:
-        self.stream.close(timeout_s=10)
+        self.stream.close(timeout_s=60)
         return [
             f"{event.step} {event.name if isinstance(event, Metric) else event.text}"
             for event in self.target.events
@@ -138,7 +138,7 @@ def test_a_progress_that_nobody_reads_takes_no_metric_with_it():
     parts = Parts(progress=Gone())
     assert parts.loop.run()
     assert sum("train/loss" in line for line in parts.told()) == 8
-    assert parts.stream.close(timeout_s=1).num_dropped == 0
+    assert parts.stream.close(timeout_s=60).num_dropped == 0
 
 
 @pytest.mark.parametrize("step", [0, 3, 4, 8])

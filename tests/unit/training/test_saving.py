@@ -88,7 +88,7 @@ def parts() -> Iterator[Parts]:
     made.store.gate.set()
     made.checkpoints.settle()
     made.checkpoints.close()
-    made.stream.close(timeout_s=10)
+    made.stream.close(timeout_s=60)
 
 
 def test_while_a_save_is_on_its_way_the_next_one_that_is_due_costs_nothing(parts: Parts):

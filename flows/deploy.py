@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
+from flows.flags import Flags
 from flows.prefect_client import prefect_client
 from flows.ship import ship
 from flows.train import train
@@ -90,7 +90,7 @@ def _create_deployment(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.deploy", description=__doc__)
+    parser = Flags("flows.deploy", __doc__)
     parser.add_argument("--pool", required=True, metavar="NAME", help="the process work pool")
     parser.add_argument("--name", metavar="NAME", help="the deployments' name (that of their flow)")
     parser.add_argument(

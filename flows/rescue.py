@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from prefect.settings import PREFECT_API_URL
 
+from flows.flags import Flags
 from flows.life import Patience
 from flows.rescuer import Rescuer
 from flows.run_page import report_end
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look every `--poll-s` until SIGTERM or SIGINT; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.rescue", description=__doc__)
+    parser = Flags("flows.rescue", __doc__)
     unset = Patience()
     for flag, default, what in (
         ("--poll-s", unset.poll_s, "seconds between two looks (5)"),
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, on_signal)
     patience = Patience(poll_s=options.poll_s, quiet_s=options.quiet_s, pending_s=options.pending_s)
     if not PREFECT_API_URL.value():
-        parser.error("PREFECT_API_URL is not set: name the server's /api.")
+        parser.error("PREFECT_API_URL is not set: name the server's /api")
     rescuer = Rescuer(patience, os.environ, tell=lambda record, said: report_end(record, said, os.environ))
     _watch(rescuer, patience, stop)
     return 0

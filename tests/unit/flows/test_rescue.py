@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from flows.deploy import main as deploy
 from flows.endings import Action
 from flows.flow_runs import ASKED, FlowRun, State
 from flows.ledger import Closed, LedgerFile, Owner, Rescue
 from flows.life import Patience
 from flows.processes import ProcessId
 from flows.pulse import PULSE, Pulse
-from flows.rescue import main
+from flows.rescue import main as rescue
 from flows.rescuer import IN_VAIN, Rescuer
 from flows.run_page import RESULT
 from runtime.checkpoints.memory import MemoryStore
@@ -405,10 +406,27 @@ def test_a_run_on_a_disk_that_no_start_has_named_leaves_nothing_on_this_one():
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
 def test_a_bad_number_of_seconds_is_refused(seconds, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["--poll-s", seconds])
+        rescue(["--poll-s", seconds])
     assert ended.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.endswith(f"argument --poll-s: must be a number of seconds above 0, got {seconds!r}")
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"--poll-s: must be a number of seconds above 0, got {seconds!r}" in said
+
+
+@pytest.mark.parametrize(
+    ("main", "given", "named"),
+    [
+        (rescue, ["--poll", "5"], "--poll"),
+        (rescue, ["--quiet-s"], "--quiet-s"),
+        (deploy, [], "--pool"),
+        (deploy, ["--pool", "gpu", "--env", "A"], "--env takes NAME=VALUE, got 'A'"),
+    ],
+)
+def test_a_mistake_in_the_flags_of_a_service_is_one_line(main, given, named, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert named in said
 
 
 def test_a_rescue_that_died_between_its_claim_and_its_deed_is_followed_by_another_after_a_minute():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runtime.errors import Rejected
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from runtime.checkpoints.record import CheckpointEntry
 
@@ -17,10 +17,11 @@ __all__ = ["Retention", "unneeded_segments"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Keep the last `keep_last` checkpoints, and for ever those whose step is a multiple of `keep_every`.
+    """Keep the last `keep_last` checkpoints, and for ever the first at or after a multiple of `keep_every`.
 
-    `keep_every` unset keeps none for ever. Only checkpoints that this attempt published or loaded are
-    counted: what it has not seen whole might be broken, and would push out what is good.
+    One is late where the last was still being saved. `keep_every` unset keeps none for ever. Only
+    checkpoints that this attempt published or loaded are counted: what it has not seen whole might be
+    broken, and would push out what is good.
     """
 
     keep_last: int = 2
@@ -44,13 +45,19 @@ class Retention:
         counted = [entry for entry in newest_first if entry.order in known]
         if len(counted) < self.keep_last:
             return ()
-        oldest_kept = counted[self.keep_last - 1]
+        oldest_kept, for_ever = counted[self.keep_last - 1], self._for_ever(newest_first)
         return tuple(
-            entry for entry in newest_first if entry.order < oldest_kept.order and not self._for_ever(entry)
+            entry for entry in newest_first if entry.order < oldest_kept.order and entry.order not in for_ever
         )
 
-    def _for_ever(self, entry: CheckpointEntry) -> bool:
-        return self.keep_every is not None and entry.step % self.keep_every == 0
+    def _for_ever(self, newest_first: Sequence[CheckpointEntry]) -> set[tuple[int, int]]:
+        if self.keep_every is None:
+            return set()
+        firsts = {entry.step // self.keep_every: entry.order for entry in newest_first}
+        firsts.pop(0, None)
+        # One at the very step is kept whichever attempt made it: the first of them might be broken.
+        exact = {entry.order for entry in newest_first if entry.step % self.keep_every == 0}
+        return exact | set(firsts.values())
 
 
 def unneeded_segments(dropped: Iterable[CheckpointEntry], kept: Iterable[CheckpointEntry]) -> tuple[str, ...]:

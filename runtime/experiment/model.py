@@ -147,7 +147,7 @@ class Experiment:
     `learning_rate` maps the number of an update (from 0) to its rate; unset, the optimiser's own rates
     stay. It is a function of the step alone, so that no resume can be one step early or late.
     `checkpoint_every` unset means only at the end and on a signal. The last `keep_last` checkpoints are kept,
-    and those whose step is a multiple of `keep_every` for ever; unset, none of them. `clip_norm` unset
+    and the first at or after each multiple of `keep_every` for ever; unset, none of them. `clip_norm` unset
     means no clipping (the gradient's norm is then measured, not changed). `state` names what else the loss
     keeps.
     """

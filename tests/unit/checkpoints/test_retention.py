@@ -37,6 +37,17 @@ def test_every_nth_step_is_kept_for_ever():
     assert steps(set(entries) - set(dropped)) == [0, 20, 40, 60, 80, 90, 95]
 
 
+def test_a_checkpoint_that_was_late_is_kept_for_ever_in_the_place_of_the_one_that_was_due():
+    """A save was in flight at step 20, and 40 is no multiple of how often checkpoints are made."""
+    entries = [entry(step) for step in (6, 12, 18, 21, 27, 33, 39, 45, 51, 57, 63)]
+    left = entries[:1]
+    for one in entries[1:]:
+        left.append(one)
+        gone = Retention(keep_last=2, keep_every=20).dropped(left, all_known(entries))
+        left = [each for each in left if each not in gone]
+    assert steps(left) == [21, 45, 57, 63]
+
+
 def test_what_was_not_seen_whole_does_not_count():
     """Only 12 and 16 are known to be good: with three to keep, nothing may go yet."""
     entries = [entry(step) for step in (4, 8, 12, 16)]
@@ -75,7 +86,9 @@ def test_enough_that_are_known_to_be_good_are_always_left(orders, data, keep_las
     assert max(orders) in {one.order for one in kept}
     assert sum(one.order in known for one in kept) >= min(len(known), keep_last)
     assert not dropped or sum(one.order in known for one in kept) >= keep_last
-    assert all(keep_every is None or one.step % keep_every for one in dropped)
+    if keep_every is not None:
+        assert all(one.step % keep_every for one in dropped)
+        assert {step // keep_every for step, _ in orders} - {0} <= {one.step // keep_every for one in kept}
 
 
 def test_a_segment_goes_with_the_last_checkpoint_that_needs_it():

@@ -51,6 +51,7 @@ __all__ = ["Care", "Kind", "Surroundings", "shown_as_task"]
 
 REPORT_S, PUBLISH_S, PULSE_S, WATCH_S, PAGE_S = 1.0, 10.0, 15.0, 10.0, 0.5
 LAST_WORDS_S, HURRIED_WORDS_S = 20.0, 3.0
+REPLACED = "another flow process looks after it now"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,7 @@ class Care:
         self._slug, self._run, self._log = parameters.slug, run, get_run_logger()
         self._ended_elsewhere: str | None = None
         self._cancelling = 0
+        self._leaving = threading.Lock()
         folder = work_folder(parameters, os.environ)
         store = open_store(parameters.location, os.environ)
         owner = Owner(
@@ -177,7 +179,7 @@ class Care:
         """Look after the run until its last word.
 
         Raises:
-            Abort: somebody has ended the run, and no worker told this process.
+            Abort: somebody has ended the run, and no worker told this process; or another process has it.
         """
         try:
             with self._in_background():
@@ -195,6 +197,8 @@ class Care:
         try:
             decision = self._keeper.keep()
         except TerminationSignal:
+            if self._ended_elsewhere == REPLACED:
+                raise  # what is said of the run is the other's
             self._report.say("stopped by a signal")
             self._page.stopped(cancelled=self._is_cancelled(), store=self._surroundings.store)
             raise
@@ -241,6 +245,7 @@ class Care:
             Every(PUBLISH_S, self._report.publish, name="artifacts"),
             Every(PULSE_S, self._upkeep.tick, name="pulse"),
             Every(WATCH_S, self._watch, name="state"),
+            Every(WATCH_S, self._watch_owner, name="owner"),
             Every(PAGE_S, self._page.tick, name="page"),
         ]
         for thread in threads:
@@ -288,8 +293,22 @@ class Care:
             self._cancelling = self._cancelling + 1 if state.type == "CANCELLING" else 0
             if state.type not in ("CANCELLED", "FAILED", "COMPLETED") and self._cancelling < 2:
                 return
-            self._log.warning("%s is %s and its worker did not say so: stopping", self._slug, state.name)
-            self._ended_elsewhere = state.type
+        self._stop(state.type, f"{self._slug} is {state.name} and its worker did not say so: stopping")
+
+    def _watch_owner(self) -> None:
+        """Notice that this process was taken for dead: its host was frozen, or cut off, and another goes on.
+
+        A command would run beside the new one to its end, and our signs of life would hide that one's death.
+        """
+        if self._keeper.is_replaced():
+            self._stop(REPLACED, f"another flow process looks after {self._slug} now: stopping")
+
+    def _stop(self, why: str, told: str) -> None:
+        with self._leaving:
+            if self._ended_elsewhere is not None:
+                return
+            self._ended_elsewhere = why
+        self._log.warning("%s", told)
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -70,6 +70,7 @@ class Keeper:
 
     def __post_init__(self) -> None:
         self._file = LedgerFile(self.store, self.slug)
+        self._has_taken = False
 
     def keep(self) -> Decision:
         """Train until there is a last word, and return it: complete, fail or abort."""
@@ -79,6 +80,18 @@ class Keeper:
             return self._loop()
         except Superseded as error:
             return Decision(Action.ABORT, str(error))
+
+    def is_replaced(self) -> bool:
+        """Say whether another flow process has taken the run from this one; any thread may ask.
+
+        Raises:
+            Unavailable: the location cannot be reached.
+        """
+        if not self._has_taken:
+            return False
+        ledger = self._file.read()
+        owner = ledger.owner if ledger is not None else None
+        return owner is not None and owner.token != self.owner.token
 
     def _loop(self) -> Decision:
         waits, decision = 0, self._first()
@@ -129,6 +142,7 @@ class Keeper:
             if not wait_gone(entry.trainer, alive=self.alive, timeout_s=limit_s):
                 logger.error("trainer %d of attempt %d does not end", entry.trainer.pid, entry.number)
         self.show(self._patiently(lambda: self._file.change(self._taken)))
+        self._has_taken = True
         self._settle()
         return None
 

@@ -146,7 +146,11 @@ class Care:
         )
         self._upkeep = Upkeep(store, owner.token, progress=self._report.steps)
         self._page = RunPage.of(
-            record_of(parameters), flow_run_id=run.id, environment=os.environ, say=self._report.remark
+            record_of(parameters),
+            flow_run_id=run.id,
+            environment=os.environ,
+            say=self._report.remark,
+            is_replaced=self._is_replaced,
         )
         self._surroundings = Surroundings(
             folder=folder,
@@ -300,8 +304,11 @@ class Care:
 
         A command would run beside the new one to its end, and our signs of life would hide that one's death.
         """
-        if self._keeper.is_replaced():
+        if self._is_replaced():
             self._stop(REPLACED, f"another flow process looks after {self._slug} now: stopping")
+
+    def _is_replaced(self) -> bool:
+        return self._keeper.is_replaced()
 
     def _stop(self, why: str, told: str) -> None:
         with self._leaving:

@@ -74,16 +74,26 @@ class RunPage:
 
     @classmethod
     def of(
-        cls, record: Record, *, flow_run_id: str, environment: Mapping[str, str], say: Callable[[str], None]
+        cls,
+        record: Record,
+        *,
+        flow_run_id: str,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+        is_replaced: Callable[[], bool] = lambda: False,
     ) -> Self:
-        """Return the page of a run in the server that `environment` names; one that says nothing without."""
+        """Return the page of a run in the server that `environment` names; one that says nothing without.
+
+        `is_replaced` says whether another flow process has taken the run from this one; unset: none has.
+        """
         try:
             settings = metrics_settings(environment)
         except Rejected as error:
             logger.info("the run has no page in Metrics: %s", error)
             return cls(None, flow_run_id=flow_run_id, say=say)
         announcer = Announcer(settings, record) if record.announced else None
-        return cls(RunWriter(settings, record), flow_run_id=flow_run_id, say=say, announcer=announcer)
+        api = RunWriter(settings, record, is_replaced=is_replaced)
+        return cls(api, flow_run_id=flow_run_id, say=say, announcer=announcer)
 
     @property
     def address(self) -> str:

@@ -49,13 +49,17 @@ class Record:
 class RunWriter:
     """One run's record. Any thread may use it. `page` is where people look at it, "" until it was found.
 
+    `is_replaced` says whether another flow process has taken the run from this one; unset: none has.
+
     Every method raises `Trouble` when the server cannot be reached or cannot answer now, and `Refused` when
     it will not take it, however often it is sent.
     """
 
-    def __init__(self, settings: MetricsSettings, record: Record) -> None:
+    def __init__(
+        self, settings: MetricsSettings, record: Record, *, is_replaced: Callable[[], bool] = lambda: False
+    ) -> None:
         self._client = Client(settings, timeout_s=REQUEST_S)
-        self._record = record
+        self._record, self._is_replaced = record, is_replaced
         self._path: str | None = None
         self.page = ""
         self._newest = 0
@@ -179,9 +183,12 @@ class RunWriter:
         """Return what the server calls our attempt `number`.
 
         A run whose location was emptied begins to count anew, and the server would take it for an old one.
+        One that another flow process has taken is an old one: counted anew, it would silence the newer.
         """
         begun = self._begun or number
         if self._ahead == 0 and begun < self._newest:
+            if self._asked(self._is_replaced):
+                raise Refused("another flow process looks after it now")
             self._ahead = self._newest + 1 - begun
         return number + self._ahead
 

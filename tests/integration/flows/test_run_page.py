@@ -18,7 +18,8 @@ from flows.run_page import RESULT, RunPage, report_end
 from flows.run_writer import MAX_RESULT_BYTES, Record, RunWriter, TelemetryDestination
 from runtime.checkpoints.memory import MemoryStore
 from runtime.events.syvain.settings import metrics_settings
-from runtime.telemetry.destination import Refused
+from runtime.telemetry.cursor import Cursor
+from runtime.telemetry.destination import Batch, Refused
 from tests.support.metrics_server import MetricsServer, running_server
 from tests.support.waiting import wait_until
 
@@ -339,6 +340,27 @@ def test_who_found_a_run_dead_does_not_speak_over_an_attempt_that_has_begun_sinc
         rescue.tell_from_outside({"state": "retrying"})
     assert site.run("overtaken")["state"] == "running"
     for api in (rescue, attempt):
+        api.close()
+
+
+def test_an_attempt_that_was_replaced_before_the_server_heard_of_it_does_not_silence_the_newer(site):
+    """Metrics was away when it began, its host was frozen later: it was taken for one counted anew."""
+    record = Record(slug="late", kind="command")
+    newer = RunWriter(metrics_settings(site.environment), record)
+    newer.begin(2)
+    newer.tell({"state": "running", "attempt": 2})
+    older = RunWriter(metrics_settings(site.environment), record, is_replaced=lambda: True)
+    older.begin(1)
+    for say in (
+        lambda: older.tell({"state": "running", "attempt": 1}),
+        lambda: older.append_log(1, 0, "late"),
+        lambda: older.append(1, Batch(after_seq=0, points=[{"step": 1}], cursor=Cursor(), dropped={})),
+    ):
+        with pytest.raises(Refused, match="another flow process"):
+            say()
+    newer.tell({"state": "done", "attempt": 2})
+    assert (site.run("late")["state"], site.run("late")["attempt"]) == ("done", 2)
+    for api in (newer, older):
         api.close()
 
 

@@ -56,7 +56,10 @@ REPLACED = "another flow process looks after it now"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What an attempt is run with, beside its parameters. `folder` is the run's on this host."""
+    """What an attempt is run with, beside its parameters. `folder` is the run's on this host.
+
+    `is_replaced` says whether another flow process has taken the run from this one.
+    """
 
     folder: Path
     store: Store
@@ -65,6 +68,7 @@ class Surroundings:
     report: Report
     upkeep: Upkeep
     page: RunPage
+    is_replaced: Callable[[], bool]
 
 
 class Kind(Protocol):
@@ -160,6 +164,7 @@ class Care:
             report=self._report,
             upkeep=self._upkeep,
             page=self._page,
+            is_replaced=self._is_replaced,
         )
         self._trainer = kind.trainer(parameters, self._surroundings)
         standing = kind.standing(parameters, store)

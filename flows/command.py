@@ -20,7 +20,7 @@ from runtime.events.syvain.settings import metrics_settings
 from runtime.telemetry.followed import open_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from flows.gpus import Host, Lease
     from flows.ship_parameters import ShipParameters
@@ -47,11 +47,15 @@ def checkpoints_of(location: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class CommandTrainer(HostTrainer):
-    """Runs attempts of a command. `trees` holds what was shipped, `store` is the run's own location."""
+    """Runs attempts of a command. `trees` holds what was shipped, `store` is the run's own location.
+
+    `is_replaced` says whether another flow process has taken the run from this one; unset: none has.
+    """
 
     parameters: ShipParameters
     store: Store
     trees: Store
+    is_replaced: Callable[[], bool] = lambda: False
 
     @contextlib.contextmanager
     def made_ready(self, number: int) -> Iterator[Path]:
@@ -141,6 +145,8 @@ class CommandTrainer(HostTrainer):
             self.report.remark(f"{RESULT} is not kept: write at most {MAX_RESULT_BYTES:,} bytes")
             return
         try:
+            if self.is_replaced():
+                return  # what lies there is the newer attempt's
             self.store.put(RESULT, self.hidden.masker().mask(data))
         except RunError as error:
             self.report.remark(f"the run's result is not at its location yet: {error}")

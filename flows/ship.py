@@ -53,4 +53,5 @@ class Commands:
             report=surroundings.report,
             upkeep=surroundings.upkeep,
             page=surroundings.page,
+            is_replaced=surroundings.is_replaced,
         )

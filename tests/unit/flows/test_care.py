@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from flows.ledger import Ledger
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
-COMMAND = 'sleep 30; touch "$SLUGLINE_CHECKPOINTS/too-late"; echo "{}" > "$DIVERGENT_RESULT_PATH"'
+COMMAND = """
+    trap 'echo "{}" > "$DIVERGENT_RESULT_PATH"; touch told; exit' TERM
+    sleep 30 & wait
+    touch "$SLUGLINE_CHECKPOINTS/too-late"
+"""
+"""It says what it has as its result when it is told to end."""
 
 
 @pytest.fixture
@@ -117,4 +122,6 @@ def test_a_flow_process_whose_run_another_has_taken_stops_its_command_and_says_n
     assert not is_alive(ledger.attempts[-1].trainer)  # type: ignore[arg-type] # it was waited for
     assert ledger.attempts[-1].ended_ms is None, "what became of the attempt is the new owner's to say"
     assert [found.key for found in store.list("checkpoints/")] == []
+    assert [path.name for path in tmp_path.rglob("told")] == ["told"]
+    assert [found.key for found in store.list("result.json")] == [], "the newer attempt's result is replaced"
     assert said == []

@@ -112,7 +112,7 @@ def cancel(
     use_stack(data)
     from flows import scheduling
 
-    tell(scheduling.cancel(slug), "cancelling", follow=False, as_json=as_json)
+    tell(scheduling.cancel(slug).run, "cancelling", follow=False, as_json=as_json)
 
 
 @app.command(name="follow")

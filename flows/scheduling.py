@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEPLOYMENTS",
+    "Cancellation",
     "Live",
     "RunView",
     "cancel",
@@ -51,6 +52,14 @@ class RunView:
     ended: datetime | None
     page: str
     live: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancellation:
+    """A run that was asked to end. `begun`: a flow process has begun, which says so on the run's page."""
+
+    run: RunView
+    begun: bool
 
 
 class Live(Rejected):
@@ -102,7 +111,7 @@ def resume(slug: str) -> RunView:
         return _set_back(server, slug, _known(server, slug), None)
 
 
-def cancel(slug: str) -> RunView:
+def cancel(slug: str) -> Cancellation:
     """Ask for the run's end: it saves within its notice, and is Cancelled once its processes are gone.
 
     Raises:
@@ -118,7 +127,9 @@ def cancel(slug: str) -> RunView:
         waiting = run.state.type in ("SCHEDULED", "CRASHED")
         state = {"type": "CANCELLED"} if waiting else {"type": "CANCELLING"}
         server.set_state(run.id, state, message="Cancelled by the user.")
-        return _view(server, server.run(run.id))
+        # Prefect ends a process that is about to start before it can say a word.
+        begun = not waiting and run.state.type != "PENDING"
+        return Cancellation(run=_view(server, server.run(run.id)), begun=begun)
 
 
 def list_runs(*, limit: int = 50) -> list[RunView]:

@@ -25,11 +25,12 @@ def cancel(run: RunName) -> None:
     from flows.div.api import connect
 
     with connect() as api:
-        name = _name(api, run)
-        view = scheduling.cancel(name)
-        if view.state == "Cancelled":  # it had no process yet, which would say so
-            _tell(api, name, {"state": "cancelled", "reason": "cancelled by the user"})
-    print_text(f"{shown(name)}: {view.state.lower()}")
+        name, attempt = _found(api, run)
+        done = scheduling.cancel(name)
+        if not done.begun:  # nobody else would say so
+            said = {"state": "cancelled", "reason": "cancelled by the user"}
+            _tell(api, name, said if attempt is None else said | {"attempt": attempt})
+    print_text(f"{shown(name)}: {done.run.state.lower()}")
 
 
 def resume(run: RunName) -> None:
@@ -50,13 +51,17 @@ def resume(run: RunName) -> None:
     print_text(f"{shown(name)}: scheduled again: {view.page}")
 
 
-def _name(api: RunsApi, run: str) -> str:
-    """Return a run's name, which Prefect knows it by; with Metrics away, what was given must be it."""
+def _found(api: RunsApi, run: str) -> tuple[str, int | None]:
+    """Return a run's name, which Prefect knows it by, and its attempt.
+
+    With Metrics away, what was given must be the name, and the attempt is unset.
+    """
     try:
-        return str(api.run(run)["name"])
+        found = api.run(run)
     except Unavailable as error:
         say(f"{shown(run)} is taken for the run's name: {error}")
-        return run
+        return run, None
+    return str(found["name"]), int(found["attempt"])
 
 
 def _tell(api: RunsApi, name: str, said: Mapping[str, Any]) -> None:

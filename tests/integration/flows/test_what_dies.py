@@ -190,7 +190,7 @@ def test_a_crashed_run_can_be_cancelled_before_rescue_schedules_it_again(stack):
         given = {"experiment": "m", "slug": "crashed"}
         run, _ = server.create_run(deployment, slug="crashed", parameters=given, key="crashed")
         server.set_state(run.id, {"type": "CRASHED"}, message="as a test has it", force=True)
-        assert cancel("crashed").state == "Cancelled"
+        assert cancel("crashed").run.state == "Cancelled"
 
 
 def test_prefect_shows_progress_the_loss_and_what_became_of_each_attempt(outcomes):

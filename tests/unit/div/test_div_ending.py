@@ -18,7 +18,7 @@ class Page:
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.asked: list[str] = []
-        self.is_away = False
+        self.is_away = self.has_begun = False
 
     def run(self, name: str) -> dict[str, Any]:
         self._check()
@@ -43,8 +43,10 @@ def page(monkeypatch) -> Page:
         page.asked.append(slug)
         return SimpleNamespace(state="Cancelled", flow_run_id="f", page="p")
 
-    for verb in ("cancel", "resume"):
-        monkeypatch.setattr(f"flows.scheduling.{verb}", asked)
+    monkeypatch.setattr("flows.scheduling.resume", asked)
+    monkeypatch.setattr(
+        "flows.scheduling.cancel", lambda slug: SimpleNamespace(run=asked(slug), begun=page.has_begun)
+    )
     return page
 
 
@@ -61,3 +63,13 @@ def test_a_run_is_cancelled_also_while_metrics_is_away(page, capsys):
     cancel("a")
     assert page.asked == ["a"]
     assert capsys.readouterr().out == "a: cancelled\n"
+
+
+def test_a_cancelled_run_is_cancelled_on_its_page_unless_a_process_says_so_itself(page):
+    """One whose process was ended while it started stayed scheduled there, and following it never ended."""
+    cancel("a")
+    page.has_begun = True
+    cancel("b")
+    assert page.told == [
+        ("name of a", {"state": "cancelled", "reason": "cancelled by the user", "attempt": 3})
+    ]

@@ -72,7 +72,8 @@ def _read_login(path: Path) -> tuple[str, str]:
     except FileNotFoundError as error:
         raise Rejected(
             "there is no key for Metrics: set O41_METRICS_API_KEY (and O41_METRICS_HOST, unless it is"
-            f" {DEFAULT_HOST}), or log in so that {path} exists"
+            f" {DEFAULT_HOST}), or log in so that {path} exists; for the stack of this machine,"
+            ' eval "$(slugline env)" sets both'
         ) from error
     except (OSError, orjson.JSONDecodeError) as error:
         raise Rejected(f"the Metrics login {path} cannot be read: {error}: log in again") from error

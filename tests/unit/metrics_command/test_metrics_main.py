@@ -99,6 +99,7 @@ def test_without_a_key_what_to_do_is_said(cli):
     del cli.env["O41_METRICS_API_KEY"]
     refused = cli("folder", "list")
     assert (refused.code, "there is no key for Metrics: set O41_METRICS_API_KEY" in refused.line) == (2, True)
+    assert 'eval "$(slugline env)"' in refused.line, "what a newcomer with the local stack needs"
 
 
 READING = [

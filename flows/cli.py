@@ -112,7 +112,14 @@ def cancel(
     use_stack(data)
     from flows import scheduling
 
-    tell(scheduling.cancel(slug).run, "cancelling", follow=False, as_json=as_json)
+    done = scheduling.cancel(slug)
+    if not done.begun and done.parameters is not None and done.parameters.slug is not None:
+        from flows.records import record_of
+        from flows.run_page import report_end
+
+        said = {"state": "cancelled", "reason": "cancelled by the user"}
+        report_end(record_of(done.parameters), said, os.environ)
+    tell(done.run, "cancelling", follow=False, as_json=as_json)
 
 
 @app.command(name="follow")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from flows.assignment import parameters_of
 from flows.flow_runs import ASKED, AWAITING_RETRY, FLOW, slug_tag
 from flows.server import connect
 from runtime.errors import Rejected
@@ -56,10 +57,14 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancellation:
-    """A run that was asked to end. `begun`: a flow process has begun, which says so on the run's page."""
+    """A run that was asked to end. `begun`: a flow process has begun, which says so on the run's page.
+
+    `parameters` are the run's; unset: this version does not understand them.
+    """
 
     run: RunView
     begun: bool
+    parameters: RunParameters | None
 
 
 class Live(Rejected):
@@ -129,7 +134,11 @@ def cancel(slug: str) -> Cancellation:
         server.set_state(run.id, state, message="Cancelled by the user.")
         # Prefect ends a process that is about to start before it can say a word.
         begun = not waiting and run.state.type != "PENDING"
-        return Cancellation(run=_view(server, server.run(run.id)), begun=begun)
+        try:
+            parameters = parameters_of(run)
+        except Rejected:
+            parameters = None
+        return Cancellation(run=_view(server, server.run(run.id)), begun=begun, parameters=parameters)
 
 
 def list_runs(*, limit: int = 50) -> list[RunView]:

@@ -12,6 +12,7 @@ import pytest
 
 from flows import run_page
 from flows.background import Every
+from flows.cli import cancel
 from flows.endings import Action, Decision
 from flows.ledger import Entry, Ledger
 from flows.run_page import RESULT, RunPage, report_end
@@ -21,6 +22,7 @@ from runtime.events.syvain.settings import metrics_settings
 from runtime.telemetry.cursor import Cursor
 from runtime.telemetry.destination import Batch, Refused
 from tests.support.metrics_server import MetricsServer, running_server
+from tests.support.one_run import OneRun
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -341,6 +343,24 @@ def test_who_found_a_run_dead_does_not_speak_over_an_attempt_that_has_begun_sinc
     assert site.run("overtaken")["state"] == "running"
     for api in (rescue, attempt):
         api.close()
+
+
+def test_slugline_cancel_says_so_on_the_page_of_a_run_that_no_process_looks_after(site, monkeypatch, capsys):
+    """Its page said retrying for ever, and whoever followed its log waited for ever."""
+    page = site.page("waits")
+    with site.attempt(page):
+        pass
+    page.retrying("killed by SIGKILL")
+    page.close(timeout_s=30)
+    assert site.run("waits")["state"] == "retrying"
+    server = OneRun("SCHEDULED", slug="waits", parameters={"experiment": "m", "slug": "waits"})
+    monkeypatch.setattr("flows.scheduling.connect", lambda: contextlib.nullcontext(server))
+    monkeypatch.setattr("flows.cli.use_stack", lambda _data: None)
+    for name, value in site.environment.items():
+        monkeypatch.setenv(name, value)
+    cancel("waits")
+    assert capsys.readouterr().out == "waits: cancelling: page of f\n"
+    assert (site.run("waits")["state"], site.run("waits")["attempt"]) == ("cancelled", 1)
 
 
 def test_an_attempt_that_was_replaced_before_the_server_heard_of_it_does_not_silence_the_newer(site):

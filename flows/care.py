@@ -136,6 +136,7 @@ class Care:
         self._ended_elsewhere: str | None = None
         self._cancelling = 0
         self._leaving = threading.Lock()
+        self._is_leaving = False
         folder = work_folder(parameters, os.environ)
         store = open_store(parameters.location, os.environ)
         owner = Owner(
@@ -206,6 +207,7 @@ class Care:
         try:
             decision = self._keeper.keep()
         except TerminationSignal:
+            self._leave()
             if self._ended_elsewhere == REPLACED:
                 raise  # what is said of the run is the other's
             self._report.say("stopped by a signal")
@@ -266,6 +268,7 @@ class Care:
             last_words_s = HURRIED_WORDS_S
             raise
         finally:
+            self._leave()
             self._upkeep.close()
             for thread in threads:
                 thread.ask_to_stop()
@@ -315,11 +318,16 @@ class Care:
     def _is_replaced(self) -> bool:
         return self._keeper.is_replaced()
 
+    def _leave(self) -> None:
+        """Look no more for a reason to end: the last look of a thread would break our last words off."""
+        with self._leaving:
+            self._is_leaving = True
+
     def _stop(self, why: str, told: str) -> None:
         with self._leaving:
-            if self._ended_elsewhere is not None:
+            if self._is_leaving:
                 return
-            self._ended_elsewhere = why
+            self._is_leaving, self._ended_elsewhere = True, why
         self._log.warning("%s", told)
         os.kill(os.getpid(), signal.SIGTERM)
 

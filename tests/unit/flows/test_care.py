@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
 import threading
 from dataclasses import replace
@@ -34,10 +36,26 @@ if TYPE_CHECKING:
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 COMMAND = """
     trap 'echo "{}" > "$DIVERGENT_RESULT_PATH"; touch told; exit' TERM
-    sleep 30 & wait
+    touch begun; sleep 30 & wait
     touch "$SLUGLINE_CHECKPOINTS/too-late"
 """
 """It says what it has as its result when it is told to end."""
+
+
+class CancelledOnes:
+    """A Prefect whose runs are all being cancelled."""
+
+    def __init__(self) -> None:
+        self.num_looks = 0
+
+    @contextlib.contextmanager
+    def __call__(self, **_: Any) -> Iterator[CancelledOnes]:
+        yield self
+
+    def run(self, run_id: str) -> FlowRun:
+        self.num_looks += 1
+        state = State(id="c", type="CANCELLING", name="Cancelling", timestamp=NOW)
+        return FlowRun(id=run_id, name="a", state=state, created=NOW)
 
 
 @pytest.fixture
@@ -125,3 +143,28 @@ def test_a_flow_process_whose_run_another_has_taken_stops_its_command_and_says_n
     assert [path.name for path in tmp_path.rglob("told")] == ["told"]
     assert [found.key for found in store.list("result.json")] == [], "the newer attempt's result is replaced"
     assert said == []
+
+
+@pytest.mark.usefixtures("terminated")
+def test_a_process_that_leaves_is_not_told_to_leave_again(one, monkeypatch, tmp_path):
+    """Its worker told it of a cancellation that its own look had seen too, as the command was still saving.
+
+    The look that a thread makes before it ends was the second, and its signal broke the last words off: the
+    page never said that the run was cancelled.
+    """
+    server = CancelledOnes()
+    monkeypatch.setattr(care, "connect", server)
+    monkeypatch.setattr(care, "WATCH_S", 60.0)
+    said: list[Any] = []
+    monkeypatch.setattr(one._page, "close", lambda **_: said.append("closed"))
+
+    def deliver() -> None:
+        wait_until(lambda: server.num_looks and list(tmp_path.rglob("begun")), within_s=20)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    worker = threading.Thread(target=deliver)
+    worker.start()
+    with pytest.raises(TerminationSignal):
+        one.keep()
+    worker.join()
+    assert said == ["closed"]

@@ -141,10 +141,11 @@ def _make_private(file: Path) -> None:
     """Make a database's file, if there is none, for its owner alone to read, as SQLite then makes the others.
 
     Its directory may have been made by somebody else, for everybody to look into. A file that is there is not
-    opened: closing it again would take the locks of every connection of this process.
+    opened: closing it again would take the locks of every connection of this process. Where the name is a
+    link, SQLite makes what it leads to.
     """
     with suppress(OSError):  # SQLite says better what is wrong
-        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(os.path.realpath(file), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def check_current(connection: Connection) -> None:

@@ -74,6 +74,13 @@ def test_opening_again_migrates_nothing_and_keeps_everything(store, address):
     again.close()
 
 
+def test_a_new_database_behind_a_link_is_its_owners_alone_to_read(tmp_path):
+    """The link leads to where there is no file yet, on a larger disk for example."""
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    Store(tmp_path / "link").close()
+    assert oct((tmp_path / "file").stat().st_mode & 0o777) == "0o600"
+
+
 def test_a_commit_is_flushed_to_the_disk_and_readers_do_not_wait_for_it(file_store, pg_store):
     def pragmas(connection):
         return [

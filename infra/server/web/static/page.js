@@ -30,17 +30,26 @@ function ticks(low, high, count) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const unit = [1, 2, 2.5, 5, 10].find((one) => one * power >= raw) * power;
   const found = [];
-  for (let at = Math.ceil(low / unit) * unit; at <= high + unit * 1e-9; at += unit) found.push(at);
+  for (let n = Math.ceil(low / unit); n * unit <= high + unit * 1e-9; n++) found.push(n * unit); // a sum would miss 0
   return found;
 }
 
-export function short(value) {
+export function short(value, digits = 2) {
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e15)) return value.toExponential(1);
-  if (size >= 1e9) return `${+(value / 1e9).toPrecision(4)}G`;
-  if (size >= 1e6) return `${+(value / 1e6).toPrecision(4)}M`;
-  if (size >= 1e4) return `${+(value / 1e3).toPrecision(4)}k`;
-  return String(+value.toPrecision(6));
+  if (size !== 0 && (size < 1e-3 || size >= 1e15)) return value.toExponential(digits - 1);
+  const unit = Math.max(4, digits);
+  if (size >= 1e9) return `${+(value / 1e9).toPrecision(unit)}G`;
+  if (size >= 1e6) return `${+(value / 1e6).toPrecision(unit)}M`;
+  if (size >= 1e4) return `${+(value / 1e3).toPrecision(unit)}k`;
+  return String(+value.toPrecision(Math.max(6, digits)));
+}
+
+// The labels of an axis, with as many digits as tell each from its neighbours.
+export function labels(values) {
+  const gap = Math.min(...values.slice(1).map((value, at) => Math.abs(value - values[at])));
+  let digits = 2;
+  while (digits < 15 && values.some((value) => Math.abs(+value.toPrecision(digits) - value) > gap / 100)) digits++;
+  return values.map((value) => short(value, digits));
 }
 
 function ago(ms) {
@@ -91,6 +100,11 @@ function extent(chart) {
 }
 
 function draw(figure, chart) {
+  if (!chart.partitions.length) {
+    figure.replaceChildren(figure.querySelector("figcaption"));
+    html("p", "empty", "no point has a step", figure);
+    return;
+  }
   const width = figure.clientWidth - 32;
   const { left, right, low, high } = extent(chart);
   const x = (step) => PAD.left + ((step - left) / (right - left)) * (width - PAD.left - PAD.right);
@@ -108,16 +122,19 @@ function draw(figure, chart) {
 }
 
 function drawAxes(svg, { left, right, low, high, x, y, width }) {
-  for (const value of ticks(low, high, 4)) {
+  const values = ticks(low, high, 4);
+  labels(values).forEach((label, at) => {
+    const value = values[at];
     element("line", { class: "axis", x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value) }, svg);
     const text = element("text", { class: "tick", x: PAD.left - 8, y: y(value) + 4, "text-anchor": "end" }, svg);
-    text.textContent = short(value);
-  }
-  for (const step of ticks(left, right, Math.max(2, Math.floor(width / 90)))) {
-    if (!Number.isInteger(step)) continue;
+    text.textContent = label;
+  });
+  const steps = ticks(left, right, Math.max(2, Math.floor(width / 90))).filter(Number.isInteger);
+  labels(steps).forEach((label, at) => {
+    const step = steps[at];
     const text = element("text", { class: "tick", x: x(step), y: HEIGHT - 4, "text-anchor": "middle" }, svg);
-    text.textContent = short(step);
-  }
+    text.textContent = label;
+  });
 }
 
 function drawMarks(svg, { left, right, x }) {
@@ -187,7 +204,7 @@ function follow(figure, svg, chart, { x, width }) {
       if (one.step[at] !== step) return;
       const row = html("div", "", "", tip);
       html("i", "", "", row).style.background = `var(--c${index % COLOURS})`;
-      row.append(label(one) || chart.metric);
+      html("span", "", label(one) || chart.metric, row);
       html("b", "", String(+one.last[at].toPrecision(6)), row);
     });
     tip.hidden = false;

@@ -1,6 +1,6 @@
 // The Telemetry tab: panels drawn by uPlot from buckets the server makes, those that are looked at.
 
-import { html, nearest, short } from "./page.js";
+import { html, labels, nearest, short } from "./page.js";
 
 const HEIGHT = 220;
 const AT_ONCE = 16; // so many panels the server draws for one request
@@ -77,9 +77,17 @@ function axis(more) {
     font: "11px system-ui, sans-serif",
     grid: { stroke: colour("--grid"), width: 1 },
     ticks: { show: false },
-    values: (_, splits) => splits.map((one) => (one === null ? "" : short(one))),
+    values: (_, splits) => {
+      const shown = labels(splits.filter((one) => one !== null));
+      return splits.map((one) => (one === null ? "" : shown.shift()));
+    },
     ...more,
   };
+}
+
+// What the longest label needs; a figure of this font is at most 7 pixels wide.
+function yWidth(shown) {
+  return Math.max(56, 14 + 7 * Math.max(...(shown ?? [""]).map((label) => label.length)));
 }
 
 // ---------------------------------------------------------------- drawing
@@ -121,7 +129,7 @@ function optionsOf(figure, panel, lone, width) {
       x: { time: false, range: (_, low, high) => xRange(figure, low, high) },
       y: { distr: log ? 3 : 1, range: (_, low, high) => yRange(panel, low, high) },
     },
-    axes: [axis({ space: 70, size: 28 }), axis({ space: log ? 24 : 34, size: 56 })],
+    axes: [axis({ space: 70, size: 28 }), axis({ space: log ? 24 : 34, size: (_, shown) => yWidth(shown) })],
     series: [
       {},
       ...panel.lines.map((line, place) => ({
@@ -198,7 +206,7 @@ function showTip(figure, plot, panel) {
     if (line.x[at] !== x) continue;
     const row = html("div", "", "", tip);
     html("i", `c${panel.lines.indexOf(line)}`, "", row);
-    row.append(line.key);
+    html("span", "", line.key, row);
     const spread = line.min[at] === line.max[at] ? "" : ` (${short(line.min[at])} to ${short(line.max[at])})`;
     html("b", "", `${+line.last[at].toPrecision(6)}${spread}`, row);
   }

@@ -112,3 +112,15 @@ def test_the_value_under_the_pointer_is_seen_however_long_the_names(page, site, 
         assert value["x"] + value["width"] <= figure["x"] + figure["width"]
         assert page.locator(".tip").bounding_box()["height"] < 120
         assert overflow(page) == 0
+
+
+def test_the_list_fits_its_window_and_every_part_of_a_row_is_read_in_whole_words(page, site, request):
+    """The longest slug and description leave room for the rest: names, statuses and times are not torn."""
+    site.experiment(f"list {request.node.callspec.id}", description="short")
+    site.experiment("s" * 200, description="d" * 4000)
+    page.goto(f"{site.url}/dashboard")
+    row = page.locator("tr", has=page.locator(".slug", has_text=f"list {request.node.callspec.id}"))
+    expect(row.locator("time")).not_to_be_empty()
+    assert overflow(page) == 0
+    for part in (".slug", ".status", "time"):
+        assert row.locator(part).bounding_box()["height"] < 30, part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,12 @@ def engines(path: Path, *, busy_timeout_ms: int) -> tuple[Engine, Engine]:
 
 def _engine(path: Path, *, begin: str, pragmas: dict[str, str], pool_size: int) -> Engine:
     engine = create_engine(
-        f"sqlite:///{path}", pool_size=pool_size, max_overflow=64, pool_timeout=30, hide_parameters=True
+        # Not a text: a `%` or `?` in the path would be read as more than a letter.
+        URL.create("sqlite", database=str(path)),
+        pool_size=pool_size,
+        max_overflow=64,
+        pool_timeout=30,
+        hide_parameters=True,
     )
 
     @event.listens_for(engine, "connect")

@@ -36,6 +36,15 @@ def pg_store(postgresql_address):
     store.close()
 
 
+@pytest.mark.parametrize("name", ["50%cent", "a?b", "a%20b"])
+def test_a_database_lies_where_its_path_says_whatever_letters_it_holds(tmp_path, name):
+    """`%` and `?` were read as a URL's: the file could not be opened, or was made elsewhere."""
+    (tmp_path / name).mkdir()
+    Store(tmp_path / name / "metrics.sqlite3", busy_timeout_ms=50).close()
+    assert (tmp_path / name / "metrics.sqlite3").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def add(name):
     def work(connection):
         connection.execute(insert(organisations).values(uid=name, name=name, created_ms=1))

@@ -78,8 +78,8 @@ class Story:
 def main() -> int:
     """Show it. Returns 0 when everything came true, 1 when it did not, else as `slugline up` does."""
     logging.basicConfig(level=logging.WARNING)
-    directory = DataDirectory.at(default_data_directory(os.environ))
     try:
+        directory = DataDirectory.at(default_data_directory(os.environ))
         _print(f"Starting the stack in {directory.path}: S3, Prefect, Metrics, a worker and rescue.")
         stack.up(directory, ports=directory.ports(), environ=os.environ, say=_print)
         # Prefect's modules read the environment when they are imported: from here on it is the stack's.

@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unicodedata import category
 
 import msgspec
 
@@ -23,8 +24,13 @@ __all__ = ["BUCKET", "DataDirectory", "Secrets", "default_data_directory"]
 BUCKET = "slugline"
 """The bucket in the stack's S3 that checkpoints go to."""
 
-# A unix socket's path ends at 108 bytes with its closing zero.
-MAX_SOCKET_PATH_BYTES = 107
+# A unix socket's path ends at 108 bytes with its closing zero. The supervisor binds its own with its process
+# number behind the name (at most 4194304), before it takes the right one.
+MAX_PATH_BYTES = 107 - len("/supervisor.sock.4194304")
+
+# What begins something else in an SQLite database's address or in the supervisor's configuration. Control
+# characters and bytes that are no text are unfit too.
+UNFIT = "%?"
 
 
 class Secrets(msgspec.Struct, frozen=True):
@@ -45,11 +51,18 @@ class _Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_data_directory(environ: Mapping[str, str]) -> Path:
-    """`$SLUGLINE_DATA`, else `slugline` in `$XDG_DATA_HOME`, else `~/.local/share/slugline`."""
+    """`$SLUGLINE_DATA`, else `slugline` in `$XDG_DATA_HOME`, else `~/.local/share/slugline`.
+
+    Raises:
+        StackError: when it would be in the home directory, and there is none.
+    """
     if chosen := environ.get("SLUGLINE_DATA"):
         return Path(chosen)
     base = environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "slugline"
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "share") / "slugline"
+    except RuntimeError as error:
+        raise StackError("this user has no home directory: choose a data directory with --data") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +76,24 @@ class DataDirectory:
         """Name the directory; it need not exist yet.
 
         Raises:
-            StackError: when the supervisor's socket would not fit, or the path is no directory.
+            StackError: when the supervisor's socket would not fit, or the path is not one to use.
         """
-        path = path.expanduser().resolve()
-        if len(os.fsencode(path / "supervisor.sock")) > MAX_SOCKET_PATH_BYTES:
+        try:
+            path = path.expanduser().resolve()
+        except RuntimeError as error:  # `~` of nobody, or links in a circle
+            raise StackError(
+                f"the data directory cannot be found: {path}: {error}: choose another with --data"
+            ) from error
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise StackError(
                 f"the data directory's path is too long for a unix socket: {path}: "
-                f"choose one of at most {MAX_SOCKET_PATH_BYTES - len('/supervisor.sock')} bytes with --data"
+                f"choose one of at most {MAX_PATH_BYTES} bytes with --data"
+            )
+        unfit = [letter for letter in str(path) if letter in UNFIT or category(letter) in {"Cc", "Cs"}]
+        if unfit:
+            raise StackError(
+                f"the data directory's path must not hold {unfit[0]!r}: {str(path)!r}: "
+                "Prefect and the supervisor read it as more than a letter: choose another with --data"
             )
         if path.exists() and not path.is_dir():
             raise StackError(f"the data directory is not a directory: {path}: choose another with --data")

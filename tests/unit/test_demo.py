@@ -31,6 +31,13 @@ def compare(one: Checkpoint, other: Checkpoint, first: Watch, second: Watch) -> 
     return demo._compare(one, other, first, second)  # type: ignore[arg-type]  # stand-ins
 
 
+def test_a_data_directory_that_cannot_be_used_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SLUGLINE_DATA", str(tmp_path / "file"))
+    assert demo.main() == 2
+    assert capsys.readouterr().out.startswith("demo: the data directory is not a directory: ")
+
+
 def test_equal_runs_are_said_to_be_equal():
     said = compare(Checkpoint(), Checkpoint(), Watch(), Watch())
     assert said.startswith("1 tensors of weights and optimiser state")

@@ -1,5 +1,6 @@
 """infra.local.directory: one folder, this user's alone, with keys that stay."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -66,11 +67,39 @@ def test_ports_that_were_edited_into_nonsense_are_named(directory):
         directory.ports()
 
 
-def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
+def test_a_path_too_long_for_the_supervisor_s_socket_is_refused():
+    """It binds its socket as `supervisor.sock.PID` first, and the longest path left no room for that."""
+    root = Path("/" + "d" * 83)
     with pytest.raises(
-        StackError, match=r"path is too long for a unix socket: .* at most 91 bytes with --data"
+        StackError, match=r"path is too long for a unix socket: .* at most 83 bytes with --data"
     ):
-        DataDirectory.at(tmp_path / ("d" * 100))
+        DataDirectory.at(root)
+    longest = DataDirectory.at(root.with_name("d" * 82))
+    assert len(os.fsencode(longest.socket)) + len(".4194304") == 107
+
+
+def test_a_path_that_leads_nowhere_is_one_line(tmp_path):
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for path in (tmp_path / "circle", Path("~nobody-of-this-name/data")):
+        with pytest.raises(StackError, match=r"cannot be found: .*: choose another with --data"):
+            DataDirectory.at(path)
+
+
+@pytest.mark.parametrize("letter", ["%", "?", "\n"])
+def test_letters_that_the_services_read_as_something_else_are_refused(tmp_path, letter):
+    with pytest.raises(StackError, match=r"must not hold .*: .*: choose another with --data") as error:
+        DataDirectory.at(tmp_path / f"a{letter}b")
+    assert "\n" not in str(error.value)
+
+
+def test_without_a_home_directory_one_must_be_chosen(monkeypatch):
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    with pytest.raises(StackError, match="no home directory: choose a data directory with --data"):
+        default_data_directory({})
+    assert default_data_directory({"SLUGLINE_DATA": "/a"}) == Path("/a")
 
 
 def test_a_file_is_no_data_directory(tmp_path):

@@ -85,13 +85,16 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
 ) -> None:
     """Show every service: its state, process, how long it is up, and where. Exit 1 unless all are well."""
-    services = stack.status(data_directory(data))
+    directory = data_directory(data)
+    services = stack.status(directory)
     if as_json:
         typer.echo(msgspec.json.encode([_row(item) for item in services]).decode())
     else:
         typer.echo(f"{'SERVICE':<9} {'STATE':<9} {'PID':>8} {'UP':>9}  WHERE")
         for item in services:
             typer.echo(_line(item))
+    if not any(item.state for item in services) and (left := stack.left_alone(directory)):
+        _say(f"{left} process(es) live on unsupervised: slugline up starts anew, slugline down ends them")
     if any(item.problem for item in services):
         raise typer.Exit(1)
 

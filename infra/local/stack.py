@@ -21,7 +21,7 @@ from infra.local.supervision import ServiceState, Supervisor
 if TYPE_CHECKING:
     from infra.local.directory import DataDirectory
 
-__all__ = ["ServiceStatus", "down", "status", "up"]
+__all__ = ["ServiceStatus", "down", "left_alone", "status", "up"]
 
 Say = Callable[[str], None]
 
@@ -96,11 +96,19 @@ def status(directory: DataDirectory) -> list[ServiceStatus]:
     return [_status(directory, service, states.get(service.name)) for service in SERVICES]
 
 
+def left_alone(directory: DataDirectory) -> int:
+    """How many processes of the stack live on without their supervisor."""
+    return 0 if Supervisor(directory).pid() is not None else len(processes(directory))
+
+
 def _status(directory: DataDirectory, service: Service, state: ServiceState | None) -> ServiceStatus:
     if state is None or state.pid is None:
         problem: str | None = "is not up" if state is None else _WORDS.get(state.state, f"is {state.state}")
     else:
         problem = service.check(directory)
+        if problem is None and state.state != "running":
+            # It may still fall over: the supervisor calls it running after a few seconds.
+            problem = f"is {state.state}"
     return ServiceStatus(service, state, problem, service.url(directory))
 
 
@@ -135,10 +143,22 @@ def _start(
     """Start some services side by side and wait until all of them are well."""
     began = time.monotonic()
     for service in services:
+        # One that a `down` which was cut short had asked to end is not started before it has ended.
+        _wait_ended(supervisor, service)
         supervisor.start_service(service.name)
     for service in services:
         _wait_well(directory, supervisor, service, deadline=began + UP_TIMEOUT_S)
         say(f"{service.title} is up after {time.monotonic() - began:.1f} s")
+
+
+def _wait_ended(supervisor: Supervisor, service: Service) -> None:
+    """Wait while the service is on its way down."""
+
+    def ended() -> bool:
+        state = supervisor.states().get(service.name)
+        return state is None or state.state != "stopping"
+
+    wait_until(ended, timeout_s=service.stop_wait_s + 5.0)
 
 
 def _nothing(_text: str) -> None:
@@ -174,9 +194,6 @@ def _wait_well(
         nonlocal problem
         state = supervisor.states().get(service.name)
         problem = _status(directory, service, state).problem
-        if problem is None and state is not None and state.state != "running":
-            # It may still fall over: the supervisor calls it running after a few seconds.
-            problem = _WORDS.get(state.state, f"is {state.state}")
         hopeless = state is not None and state.state in _ENDS and time.monotonic() > patience
         return problem is None or hopeless
 
@@ -196,7 +213,7 @@ def _stop(directory: DataDirectory, *, say: Say, save_timeout_s: float) -> int:
             supervisor.stop_service(service.name)
     else:
         # As above; asked to end, the worker would kill its flow processes without a word.
-        send([process for process in processes(directory) if process.is_runner], signal.SIGKILL)
+        _kill_runners(directory)
     killed = _stop_runs(directory, supervisor, say=say, timeout_s=save_timeout_s)
     if supervised:
         for service in reversed(SERVERS):
@@ -210,6 +227,16 @@ def _stop(directory: DataDirectory, *, say: Say, save_timeout_s: float) -> int:
         send(left, signal.SIGKILL)
     _require_gone(directory)
     return killed
+
+
+def _kill_runners(directory: DataDirectory) -> None:
+    """End what starts runs, and wait until it is gone: none of it is a run in flight."""
+
+    def runners() -> list[Process]:
+        return [process for process in processes(directory) if process.is_runner]
+
+    send(runners(), signal.SIGKILL)
+    wait_until(lambda: not runners(), timeout_s=10.0)
 
 
 def _stop_runs(directory: DataDirectory, supervisor: Supervisor, *, say: Say, timeout_s: float) -> int:

@@ -57,6 +57,20 @@ stdout_logfile_maxbytes=20MB
 stdout_logfile_backups=3
 """
 
+# supervisord's own numbers.
+_SHUTDOWN_STATE = 6
+_ALREADY_STARTED = 60
+
+
+class _NotUpError(ServiceError):
+    """Nobody is there to be asked, which is no news to `status` and `down`."""
+
+    def __init__(self, directory: DataDirectory, what: str) -> None:
+        super().__init__(
+            f"the supervisor of the stack in {directory.path} {what}: see {directory.log('supervisor')}; "
+            "slugline up starts it again"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
@@ -106,48 +120,56 @@ class Supervisor:
             check=False,
         )
         if result.returncode != 0:
-            reason = (result.stdout + result.stderr).strip().splitlines()[-1:]
+            said = (result.stdout + result.stderr).strip().splitlines()
+            # What comes after its error is the way to its help.
+            reason = next((line for line in said if line.startswith("Error: ")), "".join(said[-1:]))
             raise ServiceError(
-                f"the supervisor does not start: {''.join(reason)}: see {self._directory.log('supervisor')}"
+                f"the supervisor does not start: {reason.removeprefix('Error: ')}: "
+                f"see {self._directory.log('supervisor')}"
             )
 
     def pid(self) -> int | None:
-        """The supervisor's process; unset when none answers."""
-        with contextlib.suppress(OSError), self._calls() as call:
+        """The supervisor's process; unset when none answers, or it is ending."""
+        with contextlib.suppress(_NotUpError), self._calls() as call:
             return int(call.getPID())
         return None
 
     def states(self) -> dict[str, ServiceState]:
-        """Every service by name; empty when no supervisor answers."""
-        with contextlib.suppress(OSError), self._calls() as call:
+        """Every service by name; empty when no supervisor answers, or it is ending."""
+        with contextlib.suppress(_NotUpError), self._calls() as call:
             return {info["name"]: _state(info) for info in call.getAllProcessInfo()}
         return {}
 
     def start_service(self, name: str) -> None:
-        """Have it started, without waiting; nothing happens to one that is up."""
+        """Have it started, without waiting; nothing happens to one that is up.
+
+        Raises:
+            ServiceError: when it does not start, or the supervisor is gone.
+        """
         with self._calls() as call:
             try:
                 call.startProcess(name, False)
             except Fault as fault:
-                # ALREADY_STARTED
-                if fault.faultCode != 60:
+                if fault.faultCode == _SHUTDOWN_STATE:
+                    raise
+                if fault.faultCode != _ALREADY_STARTED:
                     raise ServiceError(
                         f"{name} does not start: {fault.faultString}: see {self._directory.log(name)}"
                     ) from fault
 
     def stop_service(self, name: str) -> None:
         """Have it stopped and wait until it is gone; nothing happens to one that is not up."""
-        with self._calls() as call, contextlib.suppress(Fault):
+        with contextlib.suppress(_NotUpError, Fault), self._calls() as call:
             call.stopProcess(name, True)
 
     def shut_down(self) -> None:
         """Have the supervisor end, and with it every service that is still up."""
-        with self._calls() as call:
+        with contextlib.suppress(_NotUpError), self._calls() as call:
             call.shutdown()
 
     @contextlib.contextmanager
     def _calls(self) -> Iterator[Any]:
-        """Raises OSError when no supervisor answers."""
+        """Raises _NotUpError when no supervisor answers, or the one that does is ending."""
         try:
             from supervisor.xmlrpc import SupervisorTransport  # type: ignore[import-untyped]  # it has no types
         except ImportError as error:
@@ -155,6 +177,12 @@ class Supervisor:
         transport = SupervisorTransport(None, None, f"unix://{self._directory.socket}")
         try:
             yield ServerProxy("http://127.0.0.1", transport=transport).supervisor
+        except OSError as error:
+            raise _NotUpError(self._directory, "does not answer") from error
+        except Fault as fault:
+            if fault.faultCode == _SHUTDOWN_STATE:
+                raise _NotUpError(self._directory, "is ending") from fault
+            raise
         finally:
             transport.close()
 

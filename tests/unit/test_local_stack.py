@@ -1,8 +1,14 @@
 """infra.local.stack: what does not come up is named with its log; what is left is found and ended."""
 
+import dataclasses
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +16,7 @@ from infra.local import stack
 from infra.local.directory import DataDirectory
 from infra.local.environment import MARKER
 from infra.local.errors import ServiceError
-from infra.local.processes import processes
+from infra.local.processes import processes, send, wait_until
 from infra.local.services import SERVICES, service
 from infra.local.supervision import ServiceState, Supervisor
 
@@ -103,3 +109,91 @@ def test_this_process_and_those_above_it_are_never_ended(directory):
     env = {**os.environ, MARKER: str(directory.path), "CODE": code, "DATA": str(directory.path)}
     result = subprocess.run(["sh", "-c", shell], env=env, capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+STOPPING = """\
+[unix_http_server]
+file=%(here)s/supervisor.sock
+[supervisord]
+logfile=%(here)s/logs/supervisor.log
+pidfile=%(here)s/supervisor.pid
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+[program:s3]
+command={python} -c "{code}"
+autostart=false
+startsecs=0
+stopwaitsecs=2
+stdout_logfile=%(here)s/logs/s3.log
+"""
+WELL = dataclasses.replace(service("s3"), check=lambda _: None, stop_wait_s=2)
+
+
+@pytest.fixture
+def supervisor():
+    """A real one whose `s3` takes two seconds to end."""
+    # A socket's path is short.
+    made = DataDirectory.at(Path(tempfile.mkdtemp(prefix="stack-")))
+    made.create()
+    made.supervisor_config.write_text(STOPPING.format(python=sys.executable, code=STUBBORN))
+    supervisor = Supervisor(made)
+    supervisor.start({**os.environ, MARKER: str(made.path)})
+    stack._start(made, supervisor, (WELL,), say=lambda _: None)
+    assert wait_until(lambda: made.log("s3").read_text() == "ready\n", timeout_s=60)
+    yield supervisor
+    send(processes(made), signal.SIGKILL)
+    shutil.rmtree(made.path)
+
+
+def test_a_service_that_is_still_ending_is_started_once_it_has_ended(supervisor):
+    """`up` came after a `down` that was cut short: its start was lost, and it waited for minutes."""
+    before = supervisor.states()["s3"].pid
+    with ThreadPoolExecutor(1) as other:
+        stopped = other.submit(supervisor.stop_service, "s3")
+        assert wait_until(lambda: supervisor.states()["s3"].state == "stopping", timeout_s=60)
+        stack._start(supervisor._directory, supervisor, (WELL,), say=lambda _: None)
+        stopped.result()
+    after = supervisor.states()["s3"]
+    assert after.state == "running"
+    assert after.pid not in {before, None}
+
+
+def test_a_supervisor_that_is_ending_is_none_and_down_ends_what_is_left(supervisor):
+    directory = supervisor._directory
+    pid = supervisor.pid()
+    os.kill(pid, signal.SIGTERM)
+    assert wait_until(lambda: supervisor.pid() is None, timeout_s=60)
+    assert Path(f"/proc/{pid}").exists()
+    assert supervisor.states() == {}
+    assert stack.left_alone(directory) == 2
+    with pytest.raises(ServiceError, match=r"is ending: see .*supervisor\.log; slugline up starts it again"):
+        supervisor.start_service("s3")
+    stack.down(directory, say=lambda _: None, save_timeout_s=0.5)
+    assert processes(directory) == []
+
+
+def test_without_a_supervisor_what_needs_one_says_so(directory):
+    """The refused connection was told as a working directory that is gone."""
+    with pytest.raises(ServiceError, match=r"does not answer: see .*supervisor\.log; slugline up"):
+        Supervisor(directory).start_service("s3")
+    Supervisor(directory).stop_service("s3")
+    Supervisor(directory).shut_down()
+
+
+def test_without_its_supervisor_what_starts_runs_is_no_run_in_flight(directory, start):
+    """Killed and not yet gone, it was counted as a run that saves."""
+    start(WILLING, title="flows.rescue")
+    said: list[str] = []
+    assert stack.down(directory, say=said.append) == 0
+    assert said == []
+
+
+def test_a_service_that_has_only_just_started_is_not_yet_well(directory):
+    state = ServiceState("s3", "starting", 1, 0)
+    assert stack._status(directory, WELL, state).problem == "is starting"
+
+
+def test_a_supervisor_that_does_not_start_says_its_reason(directory):
+    directory.supervisor_config.write_text("[supervisord]\nloglevel=loud\n")
+    with pytest.raises(ServiceError, match=r"^the supervisor does not start: bad logging level .*: see "):
+        Supervisor(directory).start(os.environ)

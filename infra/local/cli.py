@@ -14,6 +14,7 @@ from infra.local import logs as service_logs
 from infra.local import stack
 from infra.local.directory import BUCKET, DataDirectory, default_data_directory
 from infra.local.environment import client_environment, metrics_url, prefect_url, s3_url
+from infra.local.errors import StackError
 from infra.local.services import SERVICES, service
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ def logs(
 ) -> None:
     """Print the logs of one service, or of all."""
     directory = data_directory(data)
+    if not directory.path.is_dir():
+        raise StackError(f"there is no stack in {directory.path}: start one with slugline up")
     names = [service(name).name] if name else [one.name for one in SERVICES]
     paths = [(each, directory.log(each)) for each in names]
     width = max(map(len, names)) if len(names) > 1 else 0

@@ -1,5 +1,9 @@
 """infra.local.logs: the last lines, then every further one, across a rotation."""
 
+import pytest
+
+from infra.local import cli
+from infra.local.errors import StackError
 from infra.local.logs import follow, last_lines
 
 
@@ -11,6 +15,12 @@ def test_the_newest_lines_of_a_log(tmp_path):
 
 def test_a_log_that_is_not_there_yet_has_no_lines(tmp_path):
     assert last_lines(tmp_path / "none.log", 5) == []
+
+
+def test_the_logs_of_no_stack_are_a_mistake(tmp_path):
+    """Of a directory that is misspelt nothing was printed, and -f waited for ever."""
+    with pytest.raises(StackError, match=r"there is no stack in .*: start one with slugline up"):
+        cli.logs(None, data=tmp_path / "misspelt", follow=True)
 
 
 def test_following_yields_whole_lines_from_now_on_and_survives_a_rotation(tmp_path):

@@ -81,8 +81,9 @@ class DataDirectory:
         try:
             path = path.expanduser().resolve()
         except RuntimeError as error:  # `~` of nobody, or links in a circle
+            reason = str(error).rstrip(".")
             raise StackError(
-                f"the data directory cannot be found: {path}: {error}: choose another with --data"
+                f"the data directory cannot be found: {path}: {reason}: choose another with --data"
             ) from error
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise StackError(

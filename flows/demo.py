@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows import child
 from flows.watch import Watch
 from infra.local import stack
 from infra.local.directory import DataDirectory, default_data_directory
@@ -185,7 +186,7 @@ def _train_unbroken(slug: str, directory: DataDirectory, story: Story) -> Watch:
     command += [f"--metrics=jsonl:{watch.events}", "--metrics=syvain"]
     log = watch.folder / "attempt-0001.log"
     with log.open("wb") as errors, (watch.folder / "attempt-0001.json").open("wb") as summary:
-        trainer = subprocess.Popen(command, stdout=summary, stderr=errors)
+        trainer = subprocess.Popen(_that_ends_with_us(command), stdout=summary, stderr=errors)
     while (code := trainer.poll()) is None:
         story.step(watch.step())
         time.sleep(0.5)
@@ -193,6 +194,11 @@ def _train_unbroken(slug: str, directory: DataDirectory, story: Story) -> Watch:
         raise DemoError(f"the unbroken run ended with exit code {code}: see {log}")
     story.tell("unbroken run finished", slug)
     return watch
+
+
+def _that_ends_with_us(command: list[str]) -> list[str]:
+    """The command, told to end when this process does: no demo that was stopped leaves a trainer behind."""
+    return [sys.executable, child.__file__, "exec", str(os.getpid()), *command]
 
 
 def _compare(broken: Checkpoint, unbroken: Checkpoint, first: Watch, second: Watch) -> str:

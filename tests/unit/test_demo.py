@@ -1,5 +1,7 @@
 """flows.demo: it fails when one bit differs, whatever else is equal."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -36,6 +38,23 @@ def test_a_data_directory_that_cannot_be_used_is_one_line(tmp_path, monkeypatch,
     monkeypatch.setenv("SLUGLINE_DATA", str(tmp_path / "file"))
     assert demo.main() == 2
     assert capsys.readouterr().out.startswith("demo: the data directory is not a directory: ")
+
+
+def test_a_demo_that_is_killed_leaves_no_trainer():
+    """The unbroken run is no process of the stack: `down` did not find it, and it trained on."""
+    trainer = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+    code = (
+        "import subprocess, sys; from flows.demo import _that_ends_with_us\n"
+        "subprocess.run(_that_ends_with_us(sys.argv[1:]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *trainer], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        assert int(parent.stdout.readline()) > 0
+        parent.kill()
+        # Ends once nobody holds the pipe: the trainer is gone.
+        assert parent.communicate(timeout=60)[0] == ""
 
 
 def test_equal_runs_are_said_to_be_equal():

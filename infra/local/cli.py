@@ -113,9 +113,9 @@ def logs(
 ) -> None:
     """Print the logs of one service, or of all."""
     directory = data_directory(data)
+    names = [service(name).name] if name else [one.name for one in SERVICES]
     if not directory.path.is_dir():
         raise StackError(f"there is no stack in {directory.path}: start one with slugline up")
-    names = [service(name).name] if name else [one.name for one in SERVICES]
     paths = [(each, directory.log(each)) for each in names]
     width = max(map(len, names)) if len(names) > 1 else 0
     for each, path in paths:

@@ -219,8 +219,14 @@ def test_a_command_s_exit_code_is_the_run_s_and_prefect_shows_its_output_too(run
     assert (view.state, page["state"], page["exit_code"], page["attempt"]) == ("Failed", "failed", 75, 1)
     assert page["reason"] == view.message == "exit code 75: step 2"
     with connect() as server:
-        shown = server.logs(view.flow_run_id, since=datetime.fromtimestamp(0, UTC))
-    assert {"step 1", "step 2"} <= {line.message for line in shown}
+
+        def shown() -> set[str]:
+            return {
+                line.message for line in server.logs(view.flow_run_id, since=datetime.fromtimestamp(0, UTC))
+            }
+
+        # Prefect keeps what was logged some seconds after the run's last state.
+        wait_until(lambda: {"step 1", "step 2"} <= shown(), within_s=60, what=lambda: str(shown()))
 
 
 @of("cancelled")

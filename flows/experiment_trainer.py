@@ -104,10 +104,9 @@ class SexpgpuTrainer(HostTrainer):
         return self.folder / f"attempt-{number:04d}.json"
 
     def _targets(self) -> tuple[str, ...]:
+        """Return the worker's and the run's own; one that both name is meant once."""
         of_worker = self.environment.get("SLUGLINE_TARGETS", "").split()
-        return tuple(
-            dict.fromkeys([*of_worker, *self.parameters.targets])
-        )  # one that both name is meant once
+        return tuple(dict.fromkeys([*of_worker, *self.parameters.targets]))
 
 
 def sexpgpu_command(

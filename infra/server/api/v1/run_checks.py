@@ -94,14 +94,14 @@ def understood(layout: str | None, checks: str | None) -> _Understood:
     check_size("telemetry", layout, MAX_FILE_TEXT_BYTES)
     check_size("checks", checks, MAX_FILE_TEXT_BYTES)
     try:
-        understood = None if layout is None else layout_rules.parse_layout(layout).to_json()
+        laid_out = None if layout is None else layout_rules.parse_layout(layout).to_json()
     except layout_rules.LayoutError as error:
         raise Refused("telemetry_unreadable", str(error)) from error
     try:
         judged = None if checks is None else [one.to_json() for one in check_rules.parse_checks(checks)]
     except layout_rules.LayoutError as error:
         raise Refused("checks_unreadable", str(error)) from error
-    return understood, judged
+    return laid_out, judged
 
 
 def check_size(field: str, text: str | None, limit: int) -> None:
